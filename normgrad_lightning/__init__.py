@@ -1,0 +1,37 @@
+"""See which pixels a vision model learns from, while it learns.
+
+The names below are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normgrad_lightning import functional as functional
+    from normgrad_lightning.callback import NormGradCallback as NormGradCallback
+    from normgrad_lightning.capture import NormGrad as NormGrad
+    from normgrad_lightning.layers import select_layers as select_layers
+    from normgrad_lightning.passes import order0_maps as order0_maps
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "NormGrad": "capture",
+    "NormGradCallback": "callback",
+    "order0_maps": "passes",
+    "select_layers": "layers",
+}
+
+__all__ = ["NormGrad", "NormGradCallback", "functional", "order0_maps", "select_layers"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "functional":
+        return import_module(f"{__name__}.functional")
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

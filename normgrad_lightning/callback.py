@@ -1,0 +1,343 @@
+"""NormGradCallback: when to look, on which images, and whom to tell. The maths and the drawing live elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from normgrad_lightning.capture import NormGrad
+from normgrad_lightning.layers import AUTO, TARGETS, check_spec, match_layers
+from normgrad_lightning.loggers import PanelWriter, panel_writers
+from normgrad_lightning.render import SCALES, check_colormap, input_tiles, jpeg, panel
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback, LightningModule, Trainer
+else:
+    # `lightning.pytorch` and `pytorch_lightning` hold two copies of one class: be a callback of whichever is in use.
+    _LIGHTNINGS = ("pytorch_lightning", "lightning.pytorch")
+    _LOADED = [name for name in _LIGHTNINGS if name in sys.modules] or _LIGHTNINGS[:1]
+    Callback = type("Callback", tuple(import_module(name).Callback for name in _LOADED), {})
+
+IMAGES = {
+    "first": "the first of the batch",
+    "random": "drawn anew for each event, with a generator of our own",
+    "hardest": "those with the most training signal",
+}
+ON_ERROR = {
+    "warn": "a failure of ours is a warning, once; training goes on",
+    "raise": "a failure of ours stops training, for debugging",
+}
+RANDOM_SEED = 0
+
+
+class NormGradCallback(Callback):
+    """Shows in TensorBoard which pixels the training signal comes from, layer by layer, while a model trains.
+
+    Maps are read from the gradients that training computes anyway: no pass of its own, and the same bits in the
+    weights with and without it. See the README for how to read them.
+
+    Args:
+        enabled: False attaches nothing and costs nothing.
+        layers: `"auto"` (the last layer of each resolution), a layer's name, a glob, or a list of these.
+        target: `"output"`, `"input"` or `"weight"`; see `NormGrad`.
+        every_n_steps: optimizer steps from one event to the next; the first step is an event.
+        num_images: how many images of the batch are shown.
+        images: which: `"first"`, `"random"` or `"hardest"` (most training signal).
+        mean: the mean the images were normalised with, to show them; None (with `std` None): each stretched by itself.
+        std: the standard deviation they were normalised with.
+        colormap: a name known to the cmap package.
+        opacity: of the strongest values, from 0 to 1.
+        scale: `"image"`: each map from its minimum to its maximum; `"shared"`: all maps of an event and layer alike.
+        tile_size: pixels of a tile's longer side.
+        token_grid: rows and columns of a transformer's patches, if they cannot be inferred.
+        channels_last: whether features are `(N, *S, C)`, if that cannot be inferred.
+        on_error: `"warn"` or `"raise"`.
+
+    Attributes:
+        maps: the latest map of each layer, `(num_images, *S)`, on the CPU.
+        inputs: the images they belong to, as the network saw them.
+        skipped: how many events had no map because a gradient was not finite.
+
+    Example:
+        >>> from pytorch_lightning import Trainer
+        >>> from normgrad_lightning import NormGradCallback
+        >>> trainer = Trainer(callbacks=[NormGradCallback(every_n_steps=50)], logger=False)
+    """
+
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        layers: str | Sequence[str] = AUTO,
+        target: Literal["output", "input", "weight"] = "output",
+        every_n_steps: int = 100,
+        num_images: int = 8,
+        images: Literal["first", "random", "hardest"] = "first",
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        colormap: str = "inferno",
+        opacity: float = 0.6,
+        scale: Literal["image", "shared"] = "image",
+        tile_size: int = 128,
+        token_grid: Sequence[int] | None = None,
+        channels_last: bool | None = None,
+        on_error: Literal["warn", "raise"] = "warn",
+    ) -> None:
+        super().__init__()
+        check_spec(layers)
+        _check_choice("target", target, TARGETS)
+        _check_choice("images", images, IMAGES)
+        _check_choice("scale", scale, SCALES)
+        _check_choice("on_error", on_error, ON_ERROR)
+        _check_whole("every_n_steps", every_n_steps, 1)
+        _check_whole("num_images", num_images, 1)
+        _check_whole("tile_size", tile_size, 16)
+        _check_numbers("mean", mean)
+        _check_numbers("std", std)
+        _check_opacity(opacity)
+        _check_grid(token_grid)
+        check_colormap(colormap)
+        self.enabled = enabled
+        self.layers = layers
+        self.target = target
+        self.every_n_steps = every_n_steps
+        self.num_images = num_images
+        self.images = images
+        self.mean = mean
+        self.std = std
+        self.colormap = colormap
+        self.opacity = opacity
+        self.scale = scale
+        self.tile_size = tile_size
+        self.token_grid = token_grid
+        self.channels_last = channels_last
+        self.on_error = on_error
+
+        self.maps: dict[str, Tensor] = {}
+        self.inputs: Tensor | None = None
+        self.skipped = 0
+        self._recorder: NormGrad | None = None
+        self._writers: list[PanelWriter] = []
+        self._last_event: int | None = None
+        self._event: int | None = None
+        self._loss_scale = 1.0
+        self._announced = False
+        self._warned: set[str] = set()
+        self._generator = torch.Generator().manual_seed(RANDOM_SEED)
+
+    @property
+    def state_key(self) -> str:
+        """Tells callbacks of one Trainer that look at different things apart, in a checkpoint."""
+        return self._generate_state_key(layers=self.layers, target=self.target)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with its schedule and its random images."""
+        return {"last_event": self._last_event, "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the checkpoint's run was."""
+        self._last_event = state_dict["last_event"]
+        self._generator.set_state(state_dict["generator"])
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find out where panels go."""
+        if stage != "fit" or not self.enabled:
+            return
+        if trainer.global_step == 0:
+            self._last_event = None
+        self._writers = []
+        if trainer.is_global_zero:
+            self._writers, notes = panel_writers(trainer.loggers, trainer.default_root_dir)
+            for note in notes:
+                self._warn_once(note)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the layers' names on every rank; put the hooks on at rank 0."""
+        if not self.enabled:
+            return
+        if self.layers != AUTO:
+            match_layers(pl_module, self.layers, self.target)
+        if trainer.is_global_zero:
+            self._recorder = NormGrad(
+                pl_module,
+                self.layers,
+                self.num_images if self.images == "first" else None,
+                self.target,
+                token_grid=self.token_grid,
+                channels_last=self.channels_last,
+            )
+            self._recorder.enabled = False
+            self._recorder.attach()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Begin an event if one is due: from here on the hooks look at what passes."""
+        if self._recorder is not None and self._is_due(trainer.global_step):
+            self._event = self._last_event = trainer.global_step
+            self._loss_scale = 1.0
+            self._recorder.clear()
+            self._recorder.enabled = True
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note by how much this backward's gradients are scaled, before the scale changes."""
+        if self._event is not None:
+            with self._guard("reading the loss scale"):
+                self._loss_scale = _loss_scale(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the event: take the maps, draw them, and hand them out."""
+        if self._event is None or self._recorder is None:
+            return
+        step, self._event = self._event, None
+        self._recorder.enabled = False
+        with self._guard("reading the maps"):
+            if self._take_maps(self._recorder):
+                self._announce(trainer)
+                self._show(step)
+        self._recorder.clear()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the hooks off when training breaks off."""
+        self._detach()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the hooks off after training."""
+        self._detach()
+
+    def _detach(self) -> None:
+        self._event = None
+        if self._recorder is not None:
+            self._recorder.detach()
+            self._recorder = None
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a multiple of `every_n_steps` has come since the last event (steps may come in twos)."""
+        return self._last_event is None or step // self.every_n_steps > self._last_event // self.every_n_steps
+
+    def _take_maps(self, recorder: NormGrad) -> bool:
+        """Read the recorder into `maps` and `inputs`; False if there is nothing to show."""
+        layers = recorder.layers
+        maps = {name: m.cpu() * self._loss_scale for name, m in recorder.latest_maps().items()}
+        for problem in recorder.new_problems():
+            self._complain(problem)
+        if not maps:
+            return False
+        if not all(bool(m.isfinite().all()) for m in maps.values()):
+            self.skipped += 1
+            self._warn_once(
+                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
+                "`callback.skipped` counts them."
+            )
+            return False
+        chosen = self._choose_images(maps)
+        self._numbers = {name: number for number, name in enumerate(layers)}
+        self.maps = {name: m[chosen] for name, m in maps.items()}
+        self.inputs = None if recorder.images is None else recorder.images[chosen.to(recorder.images.device)].cpu()
+        return True
+
+    def _choose_images(self, maps: Mapping[str, Tensor]) -> Tensor:
+        """The places in the batch of the images to show."""
+        count = min(len(m) for m in maps.values())
+        if self.images == "random":
+            order = torch.randperm(count, generator=self._generator)
+        elif self.images == "hardest":
+            order = _signal(maps, count).argsort(descending=True)
+        else:
+            order = torch.arange(count)
+        return order[: self.num_images]
+
+    def _announce(self, trainer: Trainer) -> None:
+        """Say once which layers are read and where the panels go, as Lightning says such things."""
+        if self._announced:
+            return
+        self._announced = True
+        where = " and ".join(writer.where for writer in self._writers) or "no logger; the maps are in `callback.maps`"
+        how = " (auto)" if self.layers == AUTO else ""
+        log = logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad")
+        log.info(f"NormGrad reads {', '.join(self._numbers)}{how}; panels go to {where}.")
+
+    def _show(self, step: int) -> None:
+        """Draw one panel for each layer and give it to every writer."""
+        if not self._writers or self.inputs is None:
+            return
+        with self._guard("drawing"):
+            tiles = input_tiles(self.inputs.float().numpy(), mean=self.mean, std=self.std, tile_size=self.tile_size)
+            for name, maps in self.maps.items():
+                picture = panel(tiles, maps.numpy(), colormap=self.colormap, opacity=self.opacity, scale=self.scale)
+                self._write(f"normgrad_order0/{self._numbers[name]:02d}_{name}", step, jpeg(picture), picture.shape)
+
+    def _write(self, tag: str, step: int, encoded: bytes, shape: Sequence[int]) -> None:
+        for writer in self._writers:
+            with self._guard(f"writing to {writer.where}"):
+                writer.log_panel(tag, step, encoded, height=shape[0], width=shape[1])
+
+    @contextmanager
+    def _guard(self, doing: str) -> Iterator[None]:
+        """A failure inside is told once and stops nothing, unless `on_error="raise"`."""
+        try:
+            yield
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._warn_once(f"NormGrad failed at {doing}, and training goes on: {type(error).__name__}: {error}")
+
+    def _complain(self, problem: str) -> None:
+        if self.on_error == "raise":
+            raise RuntimeError(problem)
+        self._warn_once(problem)
+
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            warnings.warn(sentence, stacklevel=2)
+
+
+def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
+    """What undoes Lightning's division by accumulated batches and a GradScaler's factor."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    accumulated = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+    return accumulated / (scaler.get_scale() if scaler is not None else 1.0)
+
+
+def _signal(maps: Mapping[str, Tensor], count: int) -> Tensor:
+    """How much of the training signal comes from each image: its share of each layer's maps, added up."""
+    totals = [m[:count].flatten(1).sum(1) for m in maps.values()]
+    return torch.stack([total / total.sum().clamp_min(1e-38) for total in totals]).sum(0)
+
+
+def _check_choice(name: str, value: object, choices: Mapping[str, str]) -> None:
+    if value not in choices:
+        raise ValueError(f"`{name}`: expected one of {', '.join(map(repr, choices))}, but got {value!r}.")
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        hint = " To switch the callback off, set `enabled=False`." if name == "every_n_steps" else ""
+        raise ValueError(f"`{name}`: expected a whole number of at least {least}, but got {value!r}.{hint}")
+
+
+def _check_numbers(name: str, value: object) -> None:
+    numbers = value if isinstance(value, Sequence) else [0.0 if value is None else value]
+    if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ValueError(f"`{name}`: expected None, a number, or one number for each channel, but got {value!r}.")
+
+
+def _check_opacity(value: object) -> None:
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"`opacity`: expected a number from 0 (image only) to 1 (map only), but got {value!r}.")
+
+
+def _check_grid(value: object) -> None:
+    fits = isinstance(value, Sequence) and value and all(isinstance(size, int) and size > 0 for size in value)
+    if value is not None and not fits:
+        raise ValueError(f"`token_grid`: expected None or the sizes (rows, columns), but got {value!r}.")

@@ -1,0 +1,308 @@
+"""Reading maps out of a training step that runs anyway: hook points on a model, in any loop and with any loss.
+
+A forward hook computes the norms of the activation at once and keeps nothing else; a hook on the same tensor multiplies
+them by the norms of its gradient when backward comes by. Nothing is added to the graph, so training keeps its bits, and
+an in-place operation after the layer changes neither of the two.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from normgrad_lightning.functional import Window, channel_norm, group_product, group_squares
+from normgrad_lightning.hooks import Hook, first_tensor
+from normgrad_lightning.layers import AUTO, TARGETS, Scout, check_spec, match_layers, named_layers
+from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
+
+Measure = Callable[[Tensor], Tensor]
+"""A map as a function of the gradient; what it needs of the activation is bound in."""
+
+
+class NormGrad:
+    """Records order-0 maps `m_u = ‖x_u‖·‖g_u‖` of a model while a loop of yours trains it.
+
+    The first forward pass also shows where the image enters and, for `"auto"`, which layers to take. A layer used
+    several times in one backward gets the sum of its maps (if on several grids, those on the finest); of several
+    backwards, the latest that reached the layer counts.
+
+    Args:
+        model: any module that is called with images somewhere inside.
+        layers: `"auto"`, a name, a glob or a list of these; see `select_layers`.
+        num_images: how many images of each batch to read, from the first on; None: all.
+        target: `"output"` or `"input"`: an imaginary identity convolution at the layer's output or input (where the
+            input tensor feeds other layers too, their gradient counts as well); `"weight"`: the own weight of a
+            convolution or linear layer, on the grid of its input (of its output, if transposed).
+        token_grid: rows and columns of a transformer's patches, if they cannot be inferred.
+        channels_last: whether features are `(N, *S, C)`, if that cannot be inferred.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import NormGrad
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+        >>> with NormGrad(model, layers="0") as recorder:
+        ...     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+        >>> recorder.maps["0"].shape
+        torch.Size([2, 6, 6])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: str | Sequence[str] = AUTO,
+        num_images: int | None = None,
+        target: str = "output",
+        *,
+        token_grid: Sequence[int] | None = None,
+        channels_last: bool | None = None,
+    ) -> None:
+        check_spec(layers)
+        if target not in TARGETS:
+            raise ValueError(f"`target`: expected one of {', '.join(map(repr, TARGETS))}, but got {target!r}.")
+        if num_images is not None and num_images < 1:
+            raise ValueError(f"`num_images`: expected a positive number or None for all, but got {num_images!r}.")
+        self._layers = named_layers(model)
+        self._auto = layers == AUTO
+        self._names = list(self._layers) if self._auto else match_layers(model, layers, target)
+        self._target = target
+        self._num_images = num_images
+        self._scout = Scout(
+            model, target=target, num_images=num_images, token_grid=token_grid, channels_last=channels_last
+        )
+        self._latest: dict[str, _Latest] = {}
+        self._ran: dict[str, None] = {}
+        self._reached: set[str] = set()
+        self._reasons: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._handles: dict[str, RemovableHandle] = {}
+
+    def __enter__(self) -> NormGrad:
+        self.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def attach(self) -> None:
+        """Put the hooks on."""
+        if self._handles:
+            return
+        self._scout.attach()
+        for name in self._names:
+            layer = self._layers[name]
+            if self._target == "input":
+                handle = layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True)
+            else:
+                handle = layer.register_forward_hook(Hook(self._see_output, name), with_kwargs=True)
+            self._handles[name] = handle
+
+    def detach(self) -> None:
+        """Take all hooks off; the maps stay."""
+        self._scout.detach()
+        while self._handles:
+            self._handles.popitem()[1].remove()
+
+    def clear(self) -> None:
+        """Forget the maps and images of earlier steps."""
+        self._latest.clear()
+        self._scout.images = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether passes are recorded; when off, a hook returns at once."""
+        return self._scout.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._scout.enabled = value
+
+    @property
+    def layers(self) -> list[str]:
+        """The layers' names in the order in which the network runs them; for `"auto"`, empty before a backward."""
+        self._settle()
+        if self._auto and self._scout.searching:
+            return []
+        return sorted(self._names, key=[*self._ran, *self._names].index)
+
+    @property
+    def maps(self) -> dict[str, Tensor]:
+        """The latest map `(N, *S)` of each layer that a backward has reached, in the order of the network.
+
+        Layers that cannot be read are named in a warning, once.
+        """
+        for problem in self.new_problems():
+            warnings.warn(problem, stacklevel=2)
+        return self.latest_maps()
+
+    @property
+    def images(self) -> Tensor | None:
+        """The images of the latest forward pass as the network saw them, `(N, C, *S)`."""
+        return self._scout.images
+
+    def latest_maps(self) -> dict[str, Tensor]:
+        """The same as `maps`, without a warning."""
+        return {name: self._latest[name].map for name in self.layers if name in self._latest}
+
+    def new_problems(self) -> list[str]:
+        """A sentence for each layer that cannot be read, and for each error of ours; none is told twice."""
+        self._settle()
+        problems = [problem for problem in self._problems() if problem not in self._told]
+        self._told.update(problems)
+        return problems
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Take note of an error in a hook: a refusal of ours, or something nobody expected."""
+        expected = isinstance(error, ValueError)
+        self._reasons.setdefault(name, str(error) if expected else f"{type(error).__name__}: {error}")
+
+    def _see_input(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.enabled:
+            self._read(name, layer, self._scout.point(args, kwargs, None), None)
+
+    def _see_output(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.enabled:
+            self._read(name, layer, self._scout.point(args, kwargs, output), first_tensor((args, kwargs)))
+
+    def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
+        """Bind the norms of the activation to the gradient that will come."""
+        self._ran.setdefault(name)
+        if point is None:
+            raise ValueError("it gives no floating-point tensor")
+        if not point.requires_grad:
+            if torch.is_grad_enabled():
+                self._reasons.setdefault(name, "it gets no gradient, for it and all before it is frozen")
+            return
+        layout = self._scout.layout(layer, point)
+        if self._target == "weight" and layer_input is not None:
+            measure = weight_measure(layer, layout, layer_input[: self._num_images], point.shape)
+        else:
+            measure = identity_measure(layout, point[: self._num_images])
+        point.register_hook(_Use(self, name, measure))  # type: ignore[no-untyped-call]
+
+    def _take(self, name: str, backward: int, measure: Measure, gradient: Tensor) -> None:
+        """Turn a gradient that has come into (a part of) the map of this backward."""
+        if not self.enabled or name not in self._handles:
+            return
+        latest = self._latest.get(name)
+        if latest is None or latest.backward != backward:
+            latest = self._latest[name] = _Latest(backward)
+        latest.add(measure(gradient[: self._num_images]))
+        self._reached.add(name)
+        self._scout.stale = True
+
+    def _settle(self) -> None:
+        """After the first backward: decide `"auto"`, and keep only the hooks that are needed from now on."""
+        if not self._scout.searching or not self._reached:
+            return
+        if self._auto:
+            chosen = self._scout.choose(self._reached.__contains__)
+            if not chosen:
+                return
+            self._names = chosen
+            for name in self._handles.keys() - set(chosen):
+                self._handles.pop(name).remove()
+        self._scout.settle()
+
+    def _problems(self) -> Iterator[str]:
+        if self._auto and self._scout.searching:
+            if self._ran:
+                yield f"NormGrad found no layer to read: {self._why_nothing()}."
+            return
+        for name in self._names:
+            if name in self._reached:
+                continue
+            if name in self._reasons:
+                yield f"NormGrad cannot read the layer {name!r}: {self._reasons[name]}."
+            elif self._reached and name not in self._ran:
+                yield f"NormGrad cannot read the layer {name!r}: the forward pass does not call it."
+            elif self._reached:
+                yield f"NormGrad cannot read the layer {name!r}: the loss does not depend on it."
+
+    def _why_nothing(self) -> str:
+        if self._scout.images is None:
+            return (
+                "no module was given an image, a floating-point tensor (N, C, H, W). "
+                "It needs a model that is trained on images, signals or volumes"
+            )
+        return (
+            "no layer that gives features on a grid gets a gradient. "
+            "Check that the model is not frozen as a whole and that the loss depends on it"
+        )
+
+
+class _Latest:
+    """The map of one layer's latest backward: the sum over its uses there."""
+
+    def __init__(self, backward: int) -> None:
+        self.backward = backward
+        self._by_grid: dict[torch.Size, Tensor] = {}
+
+    def add(self, part: Tensor) -> None:
+        known = self._by_grid.get(part.shape)
+        self._by_grid[part.shape] = part if known is None else known + part
+
+    @property
+    def map(self) -> Tensor:
+        return max(self._by_grid.values(), key=Tensor.numel)
+
+
+class _Use:
+    """One use of a layer in a forward pass, waiting for its gradient."""
+
+    def __init__(self, owner: NormGrad, name: str, measure: Measure) -> None:
+        self._owner = weakref.ref(owner)
+        self._name = name
+        self._measure = measure
+        self._born_in = current_backward()
+
+    def __call__(self, gradient: Tensor) -> None:
+        owner = self._owner()
+        if owner is None:
+            return
+        try:
+            # What reentrant checkpointing recomputes belongs to the backward that asked for it, not to its inner one.
+            backward = current_backward() if self._born_in < 0 else self._born_in
+            owner._take(self._name, backward, self._measure, gradient)
+        except Exception as error:
+            owner.failed(self._name, error)
+
+
+def current_backward() -> int:
+    """A number of the backward pass that is running; negative outside of any."""
+    return torch._C._current_graph_task_id()
+
+
+def identity_measure(layout: Layout, x: Tensor) -> Measure:
+    """The map of an imaginary identity convolution at `x`."""
+    norm = channel_norm(layout.view(x))
+    return lambda g: norm * channel_norm(layout.view(g))
+
+
+def weight_measure(layer: nn.Module, layout: Layout, x: Tensor, output_shape: Sequence[int]) -> Measure:
+    """The map of the layer's own weight: `x` is its input, the gradient to come that at its output."""
+    if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
+        return _transposed_measure(layer, x, output_shape)
+    if isinstance(layer, CONVOLUTIONS):
+        return _convolution_measure(layer, x, output_shape)
+    return identity_measure(layout, x)
+
+
+def _convolution_measure(layer: Any, x: Tensor, output_shape: Sequence[int]) -> Measure:
+    window = Window.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.padding_mode)
+    if window.output_shape != tuple(output_shape[2:]):
+        raise ValueError(f"its output {tuple(output_shape)} does not have the size that its own geometry gives")
+    patches = window.sum(group_squares(x, layer.groups, "x"))
+    return lambda g: window.spread(group_product(patches, group_squares(g, layer.groups, "g")))
+
+
+def _transposed_measure(layer: Any, x: Tensor, output_shape: Sequence[int]) -> Measure:
+    window = Window.of(output_shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, "zeros")
+    window = window.cropped(x.shape[2:])
+    squares = group_squares(x, layer.groups, "x")
+    return lambda g: window.spread(group_product(window.sum(group_squares(g, layer.groups, "g")), squares))

@@ -1,0 +1,72 @@
+"""Hooks that cannot harm their host: they never raise, own nothing, and copy and pickle as nothing."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class Owner(Protocol):
+    """Whoever hears of a failure in one of its hooks."""
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Take note of it: the forward or backward pass goes on."""
+
+
+class Hook:
+    """Calls a method of its owner with a layer's name, as long as the owner lives.
+
+    A deep copy or a pickle of the host (EMA, checkpoints of whole modules) carries an empty hook instead.
+    """
+
+    def __init__(self, method: Callable[..., None], name: str) -> None:
+        self._method = weakref.WeakMethod(method)
+        self._name = name
+
+    def __call__(self, layer: nn.Module, *args: Any) -> None:
+        """Forward the call; the return value None leaves everything as it is."""
+        method = self._method()
+        if method is None:
+            return
+        try:
+            method(self._name, layer, *args)
+        except Exception as error:
+            owner: Owner = method.__self__  # type: ignore[attr-defined]
+            owner.failed(self._name, error)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        """What is copied in its place."""
+        return _empty_hook, ()
+
+
+def no_hook(*_: object) -> None:
+    """Do nothing."""
+
+
+def _empty_hook() -> Callable[..., None]:
+    return no_hook
+
+
+def first_tensor(nested: object) -> Tensor | None:
+    """The first floating-point tensor in tuples, lists, dicts and dataclasses, depth first."""
+    return next(floating_tensors(nested), None)
+
+
+def floating_tensors(nested: object) -> Iterator[Tensor]:
+    """The floating-point tensors in tuples, lists, dicts and dataclasses, depth first."""
+    if isinstance(nested, Tensor):
+        if nested.is_floating_point():
+            yield nested
+    elif isinstance(nested, Mapping):
+        for value in nested.values():
+            yield from floating_tensors(value)
+    elif isinstance(nested, list | tuple):
+        for value in nested:
+            yield from floating_tensors(value)
+    elif is_dataclass(nested) and not isinstance(nested, type):
+        for field in fields(nested):
+            yield from floating_tensors(getattr(nested, field.name))

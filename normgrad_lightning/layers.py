@@ -1,0 +1,369 @@
+"""Which modules to look at: exact names, globs, lists of these, and `"auto"`.
+
+`"auto"` cannot be decided from the modules alone: a layer's resolution is known once an image has gone through. A
+`Scout` watches one forward pass and finds the layers on a grid, and the image itself; `choose` picks among them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from normgrad_lightning.hooks import Hook, first_tensor, floating_tensors
+from normgrad_lightning.isolation import run_isolated
+from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout, infer_layout, patch_grid
+
+AUTO = "auto"
+MAX_AUTO_LAYERS = 5
+TARGETS = {
+    "output": "the identity trick at a module's output",
+    "input": "the identity trick at a module's input",
+    "weight": "the own weight of a convolution or a linear layer",
+}
+WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, nn.Linear)
+_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_PLAIN_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: Any = None) -> list[str]:
+    """The names of the layers that `spec` means.
+
+    Args:
+        model: any module.
+        spec: `"auto"`, a name, a glob such as `"layer*.1"`, or a list of names and globs.
+        inputs: what to call the model with, to decide `"auto"`: a tensor, a tuple of arguments or a dict of keywords.
+
+    Returns:
+        Names as in `model.named_modules()`: as the network runs for `"auto"`, as it is built otherwise.
+
+    Raises:
+        ValueError: a name that matches nothing, with the nearest names, or `"auto"` without inputs.
+    """
+    check_spec(spec)
+    if spec != AUTO:
+        return match_layers(model, spec)
+    if inputs is None:
+        raise ValueError(
+            '`inputs`: "auto" decides from what the network does with real inputs, but got None. '
+            "Pass an example batch, or name the layers."
+        )
+    scout = Scout(model)
+    with torch.no_grad(), scout:
+        run_isolated(model, lambda stand_in: _call(stand_in, inputs))
+    return scout.choose()
+
+
+def check_spec(spec: object) -> None:
+    """Raise if `spec` cannot name layers at all."""
+    names = [spec] if isinstance(spec, str) else spec
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f'`layers`: expected "auto", a layer\'s name, a glob or a list of these, but got {spec!r}. '
+            "The names are those of `model.named_modules()`."
+        )
+
+
+def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "output") -> list[str]:
+    """The layers that names and globs mean, in the order in which the network was built.
+
+    With `target="weight"` a glob takes just the convolutions and linear layers it matches; naming another is an error.
+    """
+    layers = named_layers(model)
+    chosen: set[str] = set()
+    for pattern in [spec] if isinstance(spec, str) else spec:
+        matches = [name for name in layers if name == pattern] or [
+            name for name in layers if fnmatchcase(name, pattern)
+        ]
+        if not matches:
+            raise ValueError(f"`layers`: {_no_match(pattern, layers)}")
+        fitting = [name for name in matches if target != "weight" or why_no_weight(layers[name]) is None]
+        if not fitting:
+            raise ValueError(
+                f'`layers`: `target="weight"` cannot read {pattern!r}: {why_no_weight(layers[matches[0]])}.'
+            )
+        chosen.update(fitting)
+    return [name for name in layers if name in chosen]
+
+
+def named_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module below `model` by the name its author gave it, without what compile and FSDP wrap around it."""
+    layers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        clean = clean_name(name)
+        if clean:
+            layers[clean] = module
+    return layers
+
+
+def clean_name(name: str) -> str:
+    """A module's name without the wrappers' parts."""
+    name += "."
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.strip(".")
+
+
+def why_no_weight(layer: nn.Module) -> str | None:
+    """Why the map of this layer's own weight cannot be known; None if it can."""
+    kind = next((kind for kind in WEIGHTED if isinstance(layer, kind)), None)
+    if kind is None:
+        return f"{type(layer).__name__} is no convolution and no linear layer"
+    own = type(layer)
+    changed = [
+        name for name in ("forward", "_conv_forward") if getattr(own, name, None) is not getattr(kind, name, None)
+    ]
+    if changed:
+        return (
+            f"{own.__name__} overrides `{kind.__name__}.{changed[0]}`, so the patches it reads are not known. "
+            'Use `target="output"`'
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A layer seen at work. Layers that hand on one tensor unchanged have the same `tensor` number."""
+
+    name: str
+    layer: nn.Module
+    layout: Layout
+    tensor: int
+
+
+class Scout:
+    """Watches a forward pass: where the image enters, and which layers give features on which grid.
+
+    The image is what the first convolution reads (what the network saw, after every augmentation); without a
+    convolution, the first tensor with two or more spatial axes that any module is given.
+
+    Args:
+        model: the model to watch.
+        target: whether a layer's output or its input is the point to look at.
+        num_images: how many images of the batch to keep; None: all.
+        token_grid: see `infer_layout`.
+        channels_last: see `infer_layout`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        target: str = "output",
+        num_images: int | None = None,
+        token_grid: Sequence[int] | None = None,
+        channels_last: bool | None = None,
+    ) -> None:
+        self.enabled = True
+        self.searching = True
+        self.stale = False
+        self.images: Tensor | None = None
+        self.sightings: list[Sighting] = []
+        self.failures: dict[str, Exception] = {}
+        self._target = target
+        self._num_images = num_images
+        self._token_grid = token_grid
+        self._channels_last = channels_last
+        self._layers = {"": model, **named_layers(model)}
+        self._source: str | None = None
+        self._source_is_convolution = False
+        self._image_shape: torch.Size | None = None
+        self._patch_grid: tuple[int, ...] | None = None
+        self._last_tensor: tuple[Callable[[], Tensor | None], int] = (lambda: None, -1)
+        self._tensors = 0
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Scout:
+        self.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def attach(self) -> None:
+        """Put hooks on every layer while searching; after that, only where the image enters."""
+        for name, layer in self._layers.items():
+            if self.searching or name == self._source:
+                self._handles.append(layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True))
+            if self.searching:
+                self._handles.append(layer.register_forward_hook(Hook(self._see_output, name), with_kwargs=True))
+
+    def detach(self) -> None:
+        """Take the hooks off again."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def settle(self) -> None:
+        """End the search once it has seen a forward pass: keep watching only where the image enters."""
+        if self.searching and self._source is not None:
+            self.searching = False
+            self.sightings.clear()
+            if self._handles:
+                self.detach()
+                self.attach()
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Take note of an error in a hook."""
+        self.failures.setdefault(name, error)
+
+    def layout(self, layer: nn.Module, t: Tensor) -> Layout:
+        """How to read `t`, a tensor of this layer, as features on a grid."""
+        return infer_layout(
+            t.shape,
+            self._image_shape,
+            layer,
+            patch_grid=self._patch_grid,
+            token_grid=self._token_grid,
+            channels_last=self._channels_last,
+        )
+
+    def point(self, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        """The tensor to look at in a layer's call, input or output: of several, the first that can be on a grid."""
+        candidates = list(floating_tensors((args, kwargs) if self._target == "input" else output))
+        return next((t for t in candidates if t.dim() >= 3), candidates[0] if candidates else None)
+
+    def choose(self, reached: Callable[[str], bool] = lambda _: True) -> list[str]:
+        """The layers for `"auto"` among the sightings that `reached` accepts (for weights, among those with one)."""
+        readable = [s for s in self.sightings if self._target != "weight" or why_no_weight(s.layer) is None]
+        return choose([s for s in readable if reached(s.name)])
+
+    def _see_input(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.enabled:
+            return
+        if self.stale:
+            self.images, self.stale = None, False
+        t = first_tensor((args, kwargs))
+        if t is not None and self._is_image(layer, t):
+            self._take_image(name, layer, t)
+
+    def _is_image(self, layer: nn.Module, t: Tensor) -> bool:
+        if t.dim() < 3 or math.prod(t.shape[2:]) < 2:
+            return False
+        if self.images is None:
+            return t.dim() >= 4 or _convolves(layer, t)
+        surer = _convolves(layer, t) and not self._source_is_convolution and t.dim() >= self.images.dim()
+        return self.searching and surer
+
+    def _take_image(self, name: str, layer: nn.Module, t: Tensor) -> None:
+        self._source, self._source_is_convolution = name, _convolves(layer, t)
+        self._image_shape = t.shape
+        self._patch_grid = patch_grid(layer, t.shape)
+        self.images = t.detach()[: self._num_images]
+
+    def _see_output(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self.enabled or not self.searching:
+            return
+        t = first_tensor((args, kwargs)) if self._target == "input" else output
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            return
+        try:
+            layout = self.layout(layer, t)
+        except ValueError:
+            return
+        seen, version = self._last_tensor
+        if seen() is not t or version != t._version:
+            self._tensors += 1
+            self._last_tensor = (weakref.ref(t), t._version)
+        self.sightings.append(Sighting(name, layer, layout, self._tensors))
+
+
+def choose(sightings: Sequence[Sighting]) -> list[str]:
+    """The last layer of each resolution, five at the most; evenly spaced blocks where there is just one resolution.
+
+    Args:
+        sightings: what was seen, in the order in which the network runs.
+    """
+    grids: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for s in sightings:
+        grids[s.name].add(s.layout.grid)
+    usable = [s for s in sightings if len(grids[s.name]) == 1 and math.prod(s.layout.grid) > 1 and _learns(s)]
+    ends: dict[tuple[int, ...], Sighting] = {}
+    for s in usable:
+        rival = ends.get(s.layout.grid)
+        if rival is None or _detours(s, grids) <= _detours(rival, grids):
+            ends.pop(s.layout.grid, None)
+            ends[s.layout.grid] = s
+    if len(ends) == 1:
+        return _evenly_spaced(_blocks(usable))
+    last = list(ends.values())[-MAX_AUTO_LAYERS:]
+    return [_representative(end, last, usable) for end in last]
+
+
+def _detours(s: Sighting, grids: Mapping[str, set[tuple[int, ...]]]) -> int:
+    """How many of the blocks around a layer end on another grid: it is the inside of a step to the next resolution."""
+    parts = s.name.split(".")
+    around = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+    return sum(s.layout.grid not in grids[name] for name in around if name in grids)
+
+
+def _learns(s: Sighting) -> bool:
+    """Whether a layer computes features: it has weights or is an activation, and is more than a list of layers."""
+    if s.name == "" or type(s.layer) in _PLAIN_CONTAINERS:
+        return False
+    return _has_weights(s.layer) or type(s.layer).__module__ == nn.ReLU.__module__
+
+
+def _convolves(layer: nn.Module, t: Tensor) -> bool:
+    return isinstance(layer, CONVOLUTIONS) and t.dim() == len(layer.kernel_size) + 2
+
+
+def _has_weights(layer: nn.Module) -> bool:
+    return next(layer.parameters(), None) is not None
+
+
+def _representative(end: Sighting, ends: Sequence[Sighting], usable: Sequence[Sighting]) -> str:
+    """The best name for the tensor at `end`: the outermost block that gives it, else the innermost layer.
+
+    A block that holds another of the chosen places is the network rather than a layer of it.
+    """
+    names = [s.name for s in usable if s.tensor == end.tensor]
+    blocks = [s.name for s in usable if s.tensor == end.tensor and _is_block(s.layer)]
+    others = [other.name for other in ends if other is not end]
+    narrow = [name for name in blocks if not any(other.startswith(f"{name}.") for other in others)]
+    return narrow[-1] if narrow else names[0]
+
+
+def _is_block(layer: nn.Module) -> bool:
+    return _has_weights(layer) and next(layer.children(), None) is not None
+
+
+def _blocks(usable: Sequence[Sighting]) -> list[str]:
+    """The largest family of sibling blocks of one class, in running order; without one, all layers with weights."""
+    families: dict[tuple[str, type], dict[str, Sighting]] = defaultdict(dict)
+    for s in usable:
+        if _is_block(s.layer):
+            families[s.name.rpartition(".")[0], type(s.layer)][s.name] = s
+    family = max(families.values(), key=len, default={})
+    if len(family) < 2:
+        return list(dict.fromkeys(s.name for s in usable if _has_weights(s.layer) and not _is_block(s.layer)))
+    names = list(family)
+    # With a class token, the head reads that token alone: the patch tokens of the last block get no gradient.
+    return names[:-1] if family[names[-1]].layout.prefix else names
+
+
+def _evenly_spaced(names: Sequence[str]) -> list[str]:
+    """At most five names, the first and the last among them."""
+    count = min(MAX_AUTO_LAYERS, len(names))
+    steps = max(count - 1, 1)
+    return [names[round(i * (len(names) - 1) / steps)] for i in range(count)]
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def _no_match(pattern: str, layers: Mapping[str, nn.Module]) -> str:
+    near = difflib.get_close_matches(pattern, layers, n=5, cutoff=0.4)
+    hint = f"Nearest names: {', '.join(near)}." if near else f"Names begin with {', '.join(list(layers)[:5])}."
+    return f"expected names or globs of the model's layers, but {pattern!r} matches none. {hint}"

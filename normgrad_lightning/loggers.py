@@ -1,0 +1,94 @@
+"""From pictures to where a run keeps its results: TensorBoard, or files beside the other logs.
+
+Lightning's loggers share no way to log an image, and ``SummaryWriter.add_image`` spends most of a second on a PNG. Each
+writer here takes a panel that is already a JPEG and does the least that its destination needs. Loggers are recognised
+by the names of their classes, so that those of ``pytorch_lightning`` and of ``lightning.pytorch`` are the same to us,
+and neither is imported.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class PanelWriter(Protocol):
+    """What takes panels.
+
+    Attributes:
+        where: For people: where the panels go.
+    """
+
+    where: str
+
+    def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
+        """Keep one panel, of ``height`` by ``width`` pixels, under a tag and a step."""
+
+
+class TensorBoardPanels:
+    """Writes panels to the event file of a ``TensorBoardLogger``, on rank 0.
+
+    The logger's ``experiment`` is first touched when the first panel is written, for it creates files.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+        self.where = f"TensorBoard ({logger.log_dir})"
+
+    def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
+        """Write the JPEG as it is, as an image summary."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=jpeg)
+        summary = Summary(value=[Summary.Value(tag=tag, image=image)])
+        self._logger.experiment._get_file_writer().add_summary(summary, step)
+
+
+class FilePanels:
+    """Writes panels to ``<folder>/<tag>/step_00000100.jpg``; a slash in the tag is a folder."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self.where = str(self._folder)
+
+    def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
+        """Write the JPEG to a file that appears at once and whole, over one of the same tag and step."""
+        path = self._folder / tag / f"step_{step:08d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_bytes(jpeg)
+        partial.replace(path)
+
+
+def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) -> tuple[list[PanelWriter], list[str]]:
+    """Return a writer for each destination, and a note for each logger whose panels go to files instead.
+
+    The dummy logger of ``fast_dev_run`` gets no writer, and neither does a second logger of the same folder.
+
+    Args:
+        loggers: ``trainer.loggers``. Nothing is created on disk here.
+        fallback_dir: The parent of ``normgrad/`` for a logger that has no local folder of its own.
+    """
+    writers: list[PanelWriter] = []
+    notes: list[str] = []
+    folders: set[str] = set()
+    for logger in loggers:
+        names = {base.__name__ for base in type(logger).__mro__}
+        if "TensorBoardLogger" in names:
+            writers.append(TensorBoardPanels(logger))
+        elif "DummyLogger" not in names:
+            folder = os.path.join(_local_dir(logger) or fallback_dir, "normgrad")
+            notes.append(f"{type(logger).__name__} takes no images here; maps are written to {folder}")
+            if os.path.abspath(folder) not in folders:
+                folders.add(os.path.abspath(folder))
+                writers.append(FilePanels(folder))
+    return writers, notes
+
+
+def _local_dir(logger: Any) -> str | None:
+    """Return the first folder the logger names that is not the address of a remote store."""
+    for name in ("log_dir", "save_dir"):
+        folder = getattr(logger, name, None)
+        if folder and "://" not in str(folder):
+            return str(folder)
+    return None

@@ -1,0 +1,116 @@
+"""Passes of our own through a model, isolated from everything that they could disturb (see `isolation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from normgrad_lightning.capture import NormGrad
+from normgrad_lightning.isolation import run_isolated
+from normgrad_lightning.layers import AUTO, Scout, check_spec, match_layers, named_layers
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+"""`loss_fn(model, batch)`, a scalar."""
+
+
+def order0_maps(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    layers: str | Sequence[str] = AUTO,
+    *,
+    target: str = "output",
+    token_grid: Sequence[int] | None = None,
+    channels_last: bool | None = None,
+) -> dict[str, Tensor]:
+    """Order-0 maps of a model for a batch, in one pass that leaves no trace in the model.
+
+    The pass runs in eval mode and asks autograd for the hook points only: weights get no gradient, and neither is a
+    graph kept below the lowest hook point nor does backward go there. So frozen models work too. Raw values scale as
+    the loss does: a mean over N images divides them by N.
+
+    Args:
+        model: any module.
+        loss_fn: `loss_fn(model, batch)`, a scalar.
+        batch: whatever `loss_fn` takes.
+        layers: see `select_layers`. `"auto"` takes one more forward pass, to decide.
+        target: see `NormGrad`.
+        token_grid: see `NormGrad`.
+        channels_last: see `NormGrad`.
+
+    Returns:
+        The map `(N, *S)` of each layer, in the order of the network.
+    """
+    check_spec(layers)
+    options: dict[str, Any] = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
+    if layers == AUTO:
+        layers = _auto_layers(model, loss_fn, batch, options)
+    names = match_layers(model, layers, target)
+    roots: list[Tensor] = []
+
+    def loss_and_backward(stand_in: nn.Module) -> None:
+        loss = loss_fn(stand_in, tree_map(_detached, batch))
+        check_loss(loss, roots)
+        torch.autograd.grad(loss, roots, allow_unused=True)
+
+    recorder = NormGrad(model, names, **options)
+    with torch.enable_grad(), _graph_roots(model, names, target, roots), recorder:
+        run_isolated(model, loss_and_backward)
+    return recorder.maps
+
+
+def check_loss(loss: object, roots: Sequence[Tensor]) -> None:
+    """Raise if `loss` cannot be differentiated by the hook points."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(type(loss).__name__)
+        raise ValueError(f"`loss_fn`: expected a scalar tensor, but got {came}. Reduce it, for example with `.mean()`.")
+    if not roots or not loss.requires_grad:
+        raise ValueError(
+            "`loss_fn`: expected a loss that depends on the chosen layers, but it does not. "
+            "Check that it calls the model it is given, outside of `torch.no_grad()`."
+        )
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, options: dict[str, Any]) -> list[str]:
+    scout = Scout(model, **options)
+    with torch.no_grad(), scout:
+        run_isolated(model, lambda stand_in: loss_fn(stand_in, batch))
+    names = scout.choose()
+    if not names:
+        raise ValueError('`layers`: "auto" found no layer that gives features on a grid. Name the layers.')
+    return names
+
+
+@contextmanager
+def _graph_roots(model: nn.Module, names: Sequence[str], target: str, roots: list[Tensor]) -> Iterator[None]:
+    """Let autograd's graph begin at the lowest of the named layers; its beginnings are added to `roots`."""
+
+    def rooted(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.is_floating_point() or (t.requires_grad and roots):
+            return t
+        roots.append(t.detach().requires_grad_())
+        return roots[-1].clone()  # not the leaf itself: the next layer may work in place
+
+    layers = named_layers(model)
+    handles = [
+        layers[name].register_forward_pre_hook(
+            lambda _, args, kwargs: tree_map(rooted, (args, kwargs)), with_kwargs=True
+        )
+        if target == "input"
+        else layers[name].register_forward_hook(lambda _, args, output: tree_map(rooted, output))
+        for name in names
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,260 @@
+"""From maps to pictures a person can read at a glance.
+
+A map is a handful of numbers on a coarse grid. What a reader of TensorBoard wants is the image the network saw and,
+beside it, the same image with the map laid over it. This module does the drawing and nothing else: arrays in, arrays
+out, with no knowledge of models, tensors or loggers.
+
+The input tiles are the same for every layer, so they are prepared once::
+
+    tiles = input_tiles(images, mean=mean, std=std, tile_size=128)
+    for layer, maps in maps_of_layers.items():
+        picture = jpeg(panel(tiles, maps))
+"""
+
+import difflib
+import io
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+Picture: TypeAlias = npt.NDArray[np.float32]
+Statistic: TypeAlias = float | Sequence[float] | None
+
+SCALES = {
+    "image": "each map from its own minimum to its own maximum",
+    "shared": "all maps from their common minimum to their common maximum",
+}
+
+_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+_BACKGROUND = 224
+_GAP = 2  # between an input and its overlay
+_PAIR_GAP = 8  # between pairs: what belongs together stands together
+_SLIMMEST = 4  # a tile is at least a quarter as high as it is wide, so that a strip of audio can be seen
+
+
+def check_scale(scale: str) -> None:
+    """Raise a ValueError that lists the known scales if ``scale`` is not one of them."""
+    if scale not in SCALES:
+        raise ValueError(
+            f"`scale`: expected one of {', '.join(map(repr, SCALES))}, got {scale!r}; choose one of these."
+        )
+
+
+def check_colormap(name: str) -> None:
+    """Raise a ValueError that suggests near misses if ``name`` is not a colour map of the cmap package."""
+    _lut(name)
+
+
+@lru_cache(maxsize=8)
+def _lut(name: str) -> npt.NDArray[np.float32]:
+    """Return the 256 colours of a map, ``(256, 3)`` in [0, 1]."""
+    import cmap
+
+    try:
+        colours = cmap.Colormap(name).lut(256)
+    except (ValueError, TypeError) as error:
+        known = sorted({key.rpartition(":")[2] for key in cmap.Catalog()})
+        near = difflib.get_close_matches(str(name).lower(), known)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "try 'inferno' or 'viridis'."
+        raise ValueError(
+            f"`colormap`: expected the name of a colour map in the cmap package, got {name!r}; {hint}"
+        ) from error
+    return np.ascontiguousarray(colours[:, :3], dtype=np.float32)
+
+
+def _wide(values: npt.NDArray[Any]) -> Floats:
+    """Return the values as float32, or as float64 where they need it."""
+    values = np.asarray(values)
+    return values.astype(np.result_type(values, np.float32), copy=False)
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    """Return the minimum and maximum of the finite values, (0, 0) if there are none."""
+    low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    if not (np.isfinite(low) and np.isfinite(high)):
+        finite = values[np.isfinite(values)]
+        return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    return low, high
+
+
+def _unit(values: Floats, *, constant: float) -> Floats:
+    """Return the values brought to [0, 1] by min–max: ``constant`` without a range, 0 where a value is not finite."""
+    low, high = _range(values)
+    bad = ~np.isfinite(values)
+    if high - low > 1e38:
+        values = values.astype(np.float64)  # the differences overflow float32
+    unit = (values - low) / (high - low) if low < high else np.full_like(values, constant)
+    return _zero_where(bad, unit)
+
+
+def _zero_where(bad: npt.NDArray[np.bool_], values: Floats) -> Floats:
+    """Return the values with 0 in the bad places; most often there are none, and no copy is made."""
+    return np.where(bad, np.zeros_like(values), values) if bad.any() else values
+
+
+def scale_maps(maps: Floats, scale: str = "image") -> Picture:
+    """Return the maps brought to [0, 1] by min–max, ``(N, *S)`` as given.
+
+    Args:
+        maps: ``(N, *S)``, of any range. Values that are not finite are ignored and come out as 0.
+        scale: ``"image"`` for each map on its own, ``"shared"`` for one range over all of them, which makes their
+            strengths comparable. Without a range (a constant map) the result is 0.
+    """
+    check_scale(scale)
+    maps = _wide(maps)
+    scaled = [_unit(group, constant=0.0) for group in ([maps] if scale == "shared" else maps)]
+    return np.asarray(scaled, dtype=np.float32).reshape(maps.shape)
+
+
+def _plane(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return ``(K, *S)`` as ``(K, H, W)``: one axis in S as a strip, of three the middle slice along the first."""
+    if values.ndim == 2:
+        return values[:, None, :]
+    if values.ndim == 4:
+        return values[:, values.shape[1] // 2]
+    return values
+
+
+def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Picture:
+    """Return ``value`` as ``(C, 1, 1)`` or, for one number, ``(1, 1, 1)``."""
+    array = np.asarray(value, dtype=np.float32).reshape(-1)
+    if len(array) not in (1, channels):
+        raise ValueError(
+            f"`{name}`: expected one number or {channels}, one per channel of the image, got {len(array)}; "
+            f"give the `{name}` of the normalisation the images went through."
+        )
+    return array[:, None, None]
+
+
+def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statistic = None) -> Picture:
+    """Return the image a network saw as an RGB picture, ``(H, W, 3)`` in [0, 1].
+
+    With ``mean`` or ``std``, the normalisation is undone, ``image * std + mean`` (``mean`` 0 or ``std`` 1 if only the
+    other is given), and clipped. Without, the image is stretched from its minimum to its maximum; a constant image is
+    mid grey. Pixels that are not finite come out black.
+
+    Args:
+        image: ``(C, *S)``. Three channels are shown as RGB, one as grey, any other number as the grey of their mean.
+            One axis in S gives a strip ``(1, L, 3)``, three give the middle slice along the first.
+        mean: One number, or one per channel.
+        std: One number, or one per channel.
+    """
+    values = _plane(_wide(image))
+    if mean is None and std is None:
+        picture = _unit(values, constant=0.5)
+    else:
+        scale = _per_channel("std", 1.0 if std is None else std, len(values))
+        shift = _per_channel("mean", 0.0 if mean is None else mean, len(values))
+        bad = ~np.isfinite(values)
+        picture = _zero_where(bad, (_zero_where(bad, values) * scale + shift).clip(0.0, 1.0))
+    if len(picture) != 3:
+        picture = picture.mean(axis=0, keepdims=True).repeat(3, axis=0)
+    return picture.astype(np.float32, copy=False).transpose(1, 2, 0)
+
+
+def overlay(image: Picture, map: Floats, *, colormap: str = "inferno", opacity: float = 0.6) -> Picture:
+    """Return the map in colour over the grey version of the image, ``(H, W, 3)`` in [0, 1].
+
+    With v the map's value at a pixel, in 256 steps, and grey the image's luma::
+
+        α = opacity ** (2 - v)
+        pixel = (1 - α) * grey + α * colour(v)
+
+    The image is grey so that a red car is not taken for a strong value. It shows through where the map is weak and
+    yields where it is strong; at opacity 0 there is only the image, at opacity 1 only the map.
+
+    Args:
+        image: ``(H, W, 3)`` in [0, 1], from ``display_image`` or one of the ``input_tiles``.
+        map: ``(h, w)`` in [0, 1], from ``scale_maps``, on a grid of any size. Its values are interpolated
+            bilinearly to the size of the image, and then coloured: interpolated colours would show values that are
+            not there.
+        colormap: A name known to the cmap package.
+        opacity: Of the strongest values.
+    """
+    height, width = image.shape[:2]
+    values = Image.fromarray(np.ascontiguousarray(map, dtype=np.float32))
+    resized = np.asarray(values.resize((width, height), Image.Resampling.BILINEAR))
+    index = (resized.clip(0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
+    keep, paint = _paint(colormap, float(opacity))
+    grey = image @ _LUMA
+    return paint.take(index, axis=0) + (keep.take(index) * grey)[..., None]
+
+
+@lru_cache(maxsize=8)
+def _paint(colormap: str, opacity: float) -> tuple[Picture, Picture]:
+    """Return, for each of the 256 values, ``1 - α`` as ``(256,)`` and ``α * colour`` as ``(256, 3)``."""
+    alpha = (opacity ** (2.0 - np.linspace(0.0, 1.0, 256))).astype(np.float32)
+    return 1.0 - alpha, alpha[:, None] * _lut(colormap)
+
+
+def input_tiles(
+    images: npt.NDArray[Any], *, mean: Statistic = None, std: Statistic = None, tile_size: int = 128
+) -> Picture:
+    """Return the images as pictures of one size, ``(N, H, W, 3)`` in [0, 1].
+
+    The longer side is ``tile_size`` and the aspect is kept, but for strips: no side is shorter than a quarter of
+    the other.
+
+    Args:
+        images: ``(N, C, *S)``, as for ``display_image``.
+        mean: As for ``display_image``.
+        std: As for ``display_image``.
+        tile_size: Pixels of the longer side.
+    """
+    return np.stack([_tile(display_image(image, mean, std), tile_size) for image in images])
+
+
+def _tile(picture: Picture, tile_size: int) -> Picture:
+    height, width = (max(side, max(picture.shape[:2]) / _SLIMMEST) for side in picture.shape[:2])
+    zoom = tile_size / max(height, width)
+    size = max(1, round(width * zoom)), max(1, round(height * zoom))
+    resized = Image.fromarray(_bytes(picture)).resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+    return np.asarray(resized, dtype=np.float32) / np.float32(255.0)
+
+
+def _bytes(picture: Picture) -> npt.NDArray[np.uint8]:
+    return (picture * np.float32(255.0) + np.float32(0.5)).astype(np.uint8)
+
+
+def panel(
+    tiles: Picture, maps: Floats, *, colormap: str = "inferno", opacity: float = 0.6, scale: str = "image"
+) -> npt.NDArray[np.uint8]:
+    """Return one picture of all inputs, each with its overlay at its right, ``(height, width, 3)``.
+
+    Two such pairs stand in a row, in reading order: four tiles of 128 pixels are still legible in a card of
+    TensorBoard, which is 350 wide.
+
+    Args:
+        tiles: ``(N, H, W, 3)`` from ``input_tiles``, at least one.
+        maps: ``(N, *S)`` in any units, on a grid of any size. Of three axes, the middle slice along the first is
+            shown.
+        colormap: As for ``overlay``.
+        opacity: As for ``overlay``.
+        scale: As for ``scale_maps``.
+    """
+    if len(tiles) != len(maps):
+        raise ValueError(f"`maps`: expected {len(tiles)}, one per tile, got {len(maps)}; give both the same images.")
+    planes = _plane(scale_maps(maps, scale))
+    count, height, width, _ = tiles.shape
+    columns = min(count, 2)
+    rows = -(-count // columns)
+    across, down = 2 * width + _GAP + _PAIR_GAP, height + _PAIR_GAP
+    canvas = np.full((rows * down - _PAIR_GAP, columns * across - _PAIR_GAP, 3), _BACKGROUND, dtype=np.uint8)
+    for i, (tile, plane) in enumerate(zip(tiles, planes, strict=True)):
+        top, left = i // columns * down, i % columns * across
+        covered = overlay(tile, plane, colormap=colormap, opacity=opacity)
+        canvas[top : top + height, left : left + width] = _bytes(tile)
+        canvas[top : top + height, left + width + _GAP :][:, :width] = _bytes(covered)
+    return canvas
+
+
+def jpeg(picture: npt.NDArray[np.uint8], quality: int = 90) -> bytes:
+    """Return the picture, ``(height, width, 3)``, encoded as JPEG."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()

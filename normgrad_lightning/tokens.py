@@ -1,0 +1,176 @@
+"""From a layer's tensor to channels on a grid: feature maps, channels-last features and a transformer's tokens.
+
+A network hands its features around in several layouts, and nothing in a tensor says which one it has. What can be
+inferred safely from the layer, the shape and the image is inferred here; the rest is refused with the flag to set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+MAX_PREFIX_TOKENS = 16
+"""More tokens than this before the patches (class and register tokens) are taken for a wrong guess of the grid."""
+
+_UNDISTORTED, _DISTORTED = 0.2, 0.7  # see `_distortion`
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to read a tensor as channels on a grid.
+
+    Attributes:
+        grid: the size of each spatial axis.
+        channels_last: whether channels are the last axis rather than the second.
+        prefix: how many tokens stand before those of the grid (class and register tokens).
+    """
+
+    grid: tuple[int, ...]
+    channels_last: bool = False
+    prefix: int = 0
+
+    def view(self, t: Tensor) -> Tensor:
+        """`t` as `(N, C, *grid)`, without a copy."""
+        if not self.channels_last:
+            return t
+        if t.dim() == 3:
+            t = t[:, self.prefix :]
+        t = t.movedim(-1, 1)
+        return t if t.dim() == len(self.grid) + 2 else t.unflatten(2, self.grid)  # type: ignore[no-untyped-call]
+
+
+def infer_layout(
+    shape: Sequence[int],
+    image_shape: Sequence[int] | None,
+    layer: nn.Module,
+    *,
+    patch_grid: Sequence[int] | None = None,
+    token_grid: Sequence[int] | None = None,
+    channels_last: bool | None = None,
+) -> Layout:
+    """The layout of a tensor of this shape that `layer` gives for an image.
+
+    Args:
+        shape: the tensor's shape, with the batch first.
+        image_shape: the shape `(N, C, *S)` of the images; None if unknown.
+        layer: the module whose output (or input) it is: its weights tell which axis holds channels.
+        patch_grid: the grid of a transformer's patch embedding, where it is known.
+        token_grid: what the user says of the grid of tokens; comes before any inference.
+        channels_last: what the user says of the channels' place; comes before any inference.
+
+    Raises:
+        ValueError: what cannot be inferred, or is no grid, with the reason.
+    """
+    shape = tuple(shape)
+    if len(shape) < 3:
+        raise ValueError(f"its shape {shape} has no spatial axis. Choose a layer before the pooling or flattening")
+    if image_shape is not None and shape[0] != image_shape[0]:
+        raise ValueError(
+            f"its shape {shape} does not begin with the batch size {image_shape[0]}, so it belongs to no one image"
+        )
+    image_grid = None if image_shape is None else tuple(image_shape[2:])
+    axes = max(len(shape) - 2, 2) if image_grid is None else len(image_grid)
+    if len(shape) == axes + 2:
+        return _dense_layout(shape, image_grid, layer, channels_last)
+    if len(shape) == 3:
+        if channels_last is False:
+            raise ValueError(f"its shape {shape} cannot have `channels_last=False` for images with {axes} axes")
+        grid, prefix = _grid_of_tokens(shape[1], image_grid, patch_grid, token_grid)
+        return Layout(grid, channels_last=True, prefix=prefix)
+    raise ValueError(f"its shape {shape} is neither features on {axes} spatial axes nor tokens")
+
+
+def grid_of_tokens(tokens: int, image_grid: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """The patch grid, and the number of tokens before it, that explain `tokens` for an image of this size.
+
+    Patches are taken as square (or cubic), so the grid has the image's proportions; of all grids that fit, the one
+    with the fewest extra tokens. Returns an empty grid if there is none.
+    """
+    best: tuple[tuple[int, ...], int] = ((), MAX_PREFIX_TOKENS + 1)
+    for patch in range(1, min(image_grid) + 1):
+        grid = tuple(size // patch for size in image_grid)
+        prefix = tokens - math.prod(grid)
+        if 0 <= prefix < best[1] and math.prod(grid) > 1:
+            best = (grid, prefix)
+    return best
+
+
+def patch_grid(layer: nn.Module, image_shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The grid of patches that `layer` cuts the image into, if it is a patch embedding (kernel = stride)."""
+    if not isinstance(layer, CONVOLUTIONS) or tuple(layer.kernel_size) != tuple(layer.stride):
+        return None
+    if isinstance(layer.padding, str) or any(layer.padding):
+        return None
+    return tuple(size // step for size, step in zip(image_shape[2:], layer.stride, strict=True))
+
+
+def _grid_of_tokens(
+    tokens: int,
+    image_grid: Sequence[int] | None,
+    patches: Sequence[int] | None,
+    given: Sequence[int] | None,
+) -> tuple[tuple[int, ...], int]:
+    if given is not None:
+        extra = tokens - math.prod(given)
+        if extra < 0:
+            raise ValueError(f"it has {tokens} tokens, fewer than `token_grid={tuple(given)}` needs")
+        return tuple(given), extra
+    if patches is not None and 0 <= tokens - math.prod(patches) <= MAX_PREFIX_TOKENS:
+        return tuple(patches), tokens - math.prod(patches)
+    grid, extra = grid_of_tokens(tokens, image_grid) if image_grid is not None else ((), 0)
+    if not grid:
+        seen = "no image was seen" if image_grid is None else f"the image has {tuple(image_grid)} pixels"
+        raise ValueError(
+            f"its {tokens} tokens fit no grid of square patches ({seen}). Set `token_grid=(rows, columns)`"
+        )
+    return grid, extra
+
+
+def _dense_layout(
+    shape: tuple[int, ...], image_grid: tuple[int, ...] | None, layer: nn.Module, channels_last: bool | None
+) -> Layout:
+    first, last = Layout(shape[2:]), Layout(shape[1:-1], channels_last=True)
+    if channels_last is not None:
+        return last if channels_last else first
+    says_first, says_last = _width_evidence(layer, shape)
+    if image_grid is None or (says_first and not says_last):
+        return last if says_last and not says_first else first
+    if says_last and not says_first:
+        if _distortion(last.grid, image_grid) > _DISTORTED:
+            raise ValueError(
+                f"its shape {shape} has channels last, but the proportions of {last.grid} are not those of the image "
+                f"{image_grid}: these may be windows. If they are a grid, set `channels_last=True`"
+            )
+        return last
+    # Neither or both kinds of weights are there: the grid whose proportions are the image's, if only one has them.
+    fits_last = _distortion(last.grid, image_grid) < _UNDISTORTED
+    return last if fits_last and _distortion(first.grid, image_grid) > _DISTORTED else first
+
+
+def _width_evidence(layer: nn.Module, shape: tuple[int, ...]) -> tuple[bool, bool]:
+    """Whether weights of `layer` fit channels at the second axis, and at the last one."""
+    says_first = says_last = False
+    for module in layer.modules():
+        if isinstance(module, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
+            says_first |= module.out_channels == shape[1]
+        elif isinstance(module, nn.modules.batchnorm._NormBase):
+            says_first |= module.num_features == shape[1]
+        elif isinstance(module, nn.GroupNorm):
+            says_first |= module.num_channels == shape[1]
+        elif isinstance(module, nn.LayerNorm):
+            says_last |= tuple(module.normalized_shape) == shape[-1:]
+        elif isinstance(module, nn.Linear):
+            says_last |= module.out_features == shape[-1]
+    return says_first, says_last
+
+
+def _distortion(grid: Sequence[int], image_grid: Sequence[int]) -> float:
+    """How far a grid's proportions are from the image's: 0 for the same, log 2 for one axis twice as long."""
+    ratios = [math.log(max(size, 1) / max(pixels, 1)) for size, pixels in zip(grid, image_grid, strict=True)]
+    return max(ratios) - min(ratios)

@@ -1,0 +1,166 @@
+"""Panels read back from where they were written."""
+
+import io
+import subprocess
+import sys
+
+import lightning.pytorch.loggers as new_loggers
+import numpy as np
+import pytest
+import pytorch_lightning.loggers as old_loggers
+from lightning.pytorch.loggers.logger import DummyLogger as NewDummyLogger
+from PIL import Image
+from pytorch_lightning.loggers.logger import DummyLogger as OldDummyLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from normgrad_lightning.loggers import FilePanels, TensorBoardPanels, panel_writers
+from normgrad_lightning.render import input_tiles, jpeg, panel
+
+FLAVOURS = pytest.mark.parametrize("loggers", [old_loggers, new_loggers], ids=["pytorch_lightning", "lightning"])
+TAG = "normgrad_order0/03_layer3.1"
+
+
+def make_panel(seed=0):
+    rng = np.random.default_rng(seed)
+    waves = np.sin(np.linspace(0, 6, 64) + seed)[:, None] * np.cos(np.linspace(0, 5, 48))
+    return panel(input_tiles(waves[None, None], tile_size=64), rng.random((1, 4, 3)))
+
+
+def log(writer, picture, tag=TAG, step=100):
+    height, width, _ = picture.shape
+    writer.log_panel(tag, step, jpeg(picture), height, width)
+
+
+def decoded(encoded):
+    with Image.open(io.BytesIO(encoded)) as image:
+        assert image.format == "JPEG"
+        return np.asarray(image, float)
+
+
+def assert_same_picture(encoded, picture):
+    assert np.abs(decoded(encoded) - picture).mean() < 3
+    assert np.abs(decoded(encoded) - make_panel(seed=3)).mean() > 10  # and not just any picture
+
+
+@FLAVOURS
+def test_tensorboard_keeps_the_panels_under_their_tags_and_steps(loggers, tmp_path):
+    logger = loggers.TensorBoardLogger(tmp_path)
+    (writer,), notes = panel_writers([logger], tmp_path)
+    assert isinstance(writer, TensorBoardPanels)
+    assert not notes
+    assert logger.log_dir in writer.where
+    assert not list(tmp_path.iterdir())  # nothing before the first panel
+
+    picture, later = make_panel(0), make_panel(1)
+    log(writer, picture, step=0)
+    log(writer, later, step=250)
+    log(writer, later, tag="normgrad_order1/00_conv1", step=250)
+    logger.finalize("success")
+
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == [TAG, "normgrad_order1/00_conv1"]
+    first, second = events.Images(TAG)
+    assert (first.step, second.step) == (0, 250)
+    assert (first.height, first.width, 3) == picture.shape
+    assert_same_picture(first.encoded_image_string, picture)
+    assert_same_picture(second.encoded_image_string, later)
+
+
+@FLAVOURS
+def test_subclass_of_a_tensorboard_logger_is_one(loggers, tmp_path):
+    class Mine(loggers.TensorBoardLogger):
+        pass
+
+    logger = Mine(tmp_path)
+    (writer,), notes = panel_writers([logger], tmp_path)
+    log(writer, make_panel(), step=7)
+    logger.finalize("success")
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    assert [event.step for event in events.Images(TAG)] == [7]
+    assert not notes
+
+
+@FLAVOURS
+def test_other_loggers_get_files_and_a_note(loggers, tmp_path):
+    logger = loggers.CSVLogger(tmp_path)
+    (writer,), (note,) = panel_writers([logger], tmp_path / "unused")
+    assert isinstance(writer, FilePanels)
+    assert writer.where == f"{logger.log_dir}/normgrad"
+    assert note == f"CSVLogger takes no images here; maps are written to {logger.log_dir}/normgrad"
+    assert not list(tmp_path.iterdir())
+
+    log(writer, make_panel())
+    (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
+    assert str(path) == f"{logger.log_dir}/normgrad/normgrad_order0/03_layer3.1/step_00000100.jpg"
+    assert_same_picture(path.read_bytes(), make_panel())
+
+
+@pytest.mark.parametrize("dummy", [OldDummyLogger, NewDummyLogger])
+def test_fast_dev_run_gets_nothing(dummy, tmp_path):
+    assert panel_writers([dummy()], tmp_path) == ([], [])
+
+
+def test_no_loggers_no_writers(tmp_path):
+    assert panel_writers([], tmp_path) == ([], [])
+
+
+def test_each_logger_has_its_writer_and_each_folder_only_one(tmp_path):
+    board, csv = old_loggers.TensorBoardLogger(tmp_path), old_loggers.CSVLogger(tmp_path, version="a")
+    same, other = old_loggers.CSVLogger(tmp_path, version="a"), old_loggers.CSVLogger(tmp_path, version="b")
+    writers, notes = panel_writers([csv, board, same, other], tmp_path)
+    assert [type(w) for w in writers] == [FilePanels, TensorBoardPanels, FilePanels]
+    assert [writers[0].where, writers[2].where] == [f"{csv.log_dir}/normgrad", f"{other.log_dir}/normgrad"]
+    assert len(notes) == 3
+
+
+class Folderless(old_loggers.logger.Logger):
+    """A logger of the user's own, as small as Lightning allows."""
+
+    name = "mine"
+    version = 0
+
+    def log_metrics(self, metrics, step=None): ...
+
+    def log_hyperparams(self, params): ...
+
+
+class SaveDirOnly(Folderless):
+    def __init__(self, save_dir):
+        self._save_dir = save_dir
+
+    @property
+    def save_dir(self):
+        return self._save_dir
+
+
+def test_folder_is_the_loggers_own_else_the_fallback(tmp_path):
+    loggers = [SaveDirOnly(tmp_path / "own"), Folderless(), SaveDirOnly("s3://bucket/run")]
+    writers, notes = panel_writers(loggers, tmp_path / "fallback")
+    assert [w.where for w in writers] == [str(tmp_path / "own/normgrad"), str(tmp_path / "fallback/normgrad")]
+    assert [note.split()[0] for note in notes] == ["SaveDirOnly", "Folderless", "SaveDirOnly"]
+    for writer in writers:
+        log(writer, make_panel())
+    written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert written == {f"{d}/normgrad/{TAG}/step_00000100.jpg" for d in ("own", "fallback")}
+
+
+def test_a_file_is_replaced_whole_and_steps_sort_by_name(tmp_path):
+    writer = FilePanels(tmp_path)
+    for step in (1000, 20, 20):
+        log(writer, make_panel(), step=step)
+    writer.log_panel(TAG, 3, b"old, and longer than the new", 1, 1)
+    writer.log_panel(TAG, 3, b"new", 1, 1)
+    names = sorted(p.name for p in (tmp_path / TAG).iterdir())
+    assert names == ["step_00000003.jpg", "step_00000020.jpg", "step_00001000.jpg"]
+    assert (tmp_path / TAG / names[0]).read_bytes() == b"new"
+
+
+def test_import_takes_neither_torch_nor_lightning_nor_tensorboard():
+    code = (
+        "import sys, normgrad_lightning.loggers;"
+        "print({'torch', 'lightning', 'pytorch_lightning', 'tensorboard'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"

@@ -1,0 +1,330 @@
+"""Pictures against slow, independent re-implementations."""
+
+import functools
+import io
+import math
+import subprocess
+import sys
+
+import cmap
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+from normgrad_lightning.render import (
+    SCALES,
+    check_colormap,
+    check_scale,
+    display_image,
+    input_tiles,
+    jpeg,
+    overlay,
+    panel,
+    scale_maps,
+)
+
+RNG = np.random.default_rng(0)
+LEVEL = 1 / 255
+
+
+def slow_min_max(values, constant):
+    """Min–max in Python floats, value by value."""
+    flat = [float(v) for v in np.asarray(values).ravel()]
+    finite = [v for v in flat if math.isfinite(v)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    unit = [0.0 if not math.isfinite(v) else constant if low == high else (v - low) / (high - low) for v in flat]
+    return np.array(unit).reshape(np.shape(values))
+
+
+@functools.cache
+def colour_of(colormap, level):
+    return np.array([*cmap.Colormap(colormap)(level / 255).rgba][:3])
+
+
+def slow_overlay(image, values, colormap, opacity):
+    """The formula of the docstring, pixel by pixel, with cmap's own colouring; values on the image's grid."""
+    out = np.empty(image.shape)
+    for y, x in np.ndindex(values.shape):
+        level = round(float(values[y, x]) * 255)
+        red, green, blue = (float(c) for c in image[y, x])
+        alpha = opacity ** (2 - level / 255)
+        out[y, x] = (1 - alpha) * (0.299 * red + 0.587 * green + 0.114 * blue) + alpha * colour_of(colormap, level)
+    return out
+
+
+def interpolated(values, height, width):
+    tensor = torch.as_tensor(values, dtype=torch.float64)[None, None]
+    return torch.nn.functional.interpolate(tensor, (height, width), mode="bilinear", align_corners=False)[0, 0].numpy()
+
+
+shapes = st.integers(1, 3).flatmap(lambda n: st.tuples(*[st.integers(1, 6)] * n))
+
+
+@st.composite
+def arrays(draw, leading):
+    """``(leading, *S)`` of any float type, with NaN, infinities, subnormals and repeated values."""
+    dtype = draw(st.sampled_from([np.float16, np.float32, np.float64]))
+    bound = 1e300 if dtype is np.float64 else float(np.finfo(dtype).max)
+    bits = np.dtype(dtype).itemsize * 8
+    elements = st.floats(-bound, bound, width=bits) | st.sampled_from([0.0, 1.0, math.nan, math.inf, -math.inf])
+    shape = (draw(leading), *draw(shapes))
+    return draw(hnp.arrays(dtype, shape, elements=elements, fill=st.sampled_from([0.0, 1.0, math.nan])))
+
+
+# --- scaling -----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(arrays(st.integers(1, 4)))
+def test_scale_maps_is_min_max_of_each_map_or_of_all(maps):
+    each = np.stack([slow_min_max(m, 0.0) for m in maps])
+    np.testing.assert_allclose(scale_maps(maps, "image"), each, atol=1e-6)
+    np.testing.assert_allclose(scale_maps(maps, "shared"), slow_min_max(maps, 0.0), atol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-45, 1e-38, 6e-8, 1.0, 1e30, 1e38])
+@pytest.mark.parametrize("scale", SCALES)
+def test_scale_maps_keeps_the_steps_of_tiny_and_huge_values(unit, scale):
+    maps = np.array([[[0, 1], [2, 3]]], dtype=np.float32) * np.float32(unit)
+    np.testing.assert_allclose(scale_maps(maps, scale), [[[0, 1 / 3], [2 / 3, 1]]], atol=1e-6)
+
+
+def test_scale_maps_keeps_float16_subnormals():
+    maps = np.array([[6e-8, 1.2e-7, 1.8e-7]], dtype=np.float16)
+    np.testing.assert_allclose(scale_maps(maps), [[0, 0.5, 1]], atol=1e-6)
+
+
+def test_scale_maps_and_display_image_span_all_of_float32():
+    values = np.array([[[-3e38, 0, 3e38]]], dtype=np.float32)
+    np.testing.assert_allclose(scale_maps(values), [[[0, 0.5, 1]]], atol=1e-6)
+    np.testing.assert_allclose(display_image(values)[..., 0], [[0, 0.5, 1]], atol=1e-6)
+
+
+def test_shared_scale_keeps_the_order_between_maps():
+    maps = np.array([[0.0, 1.0], [0.0, 4.0]])
+    np.testing.assert_array_equal(scale_maps(maps, "image"), [[0, 1], [0, 1]])
+    np.testing.assert_array_equal(scale_maps(maps, "shared"), [[0, 0.25], [0, 1]])
+
+
+def test_unknown_scale_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"`scale`: expected one of 'image', 'shared', got 'global'"):
+        check_scale("global")
+    with pytest.raises(ValueError, match="`scale`"):
+        scale_maps(np.zeros((1, 2, 2)), "global")
+
+
+# --- the input ---------------------------------------------------------------------------------------------------
+
+
+def slow_display(image, mean, std):
+    channels = len(image)
+    if mean is None:
+        unit = slow_min_max(image, 0.5)
+    else:
+        unit = np.zeros(image.shape)
+        for c in range(channels):
+            for place in np.ndindex(image.shape[1:]):
+                v = float(image[(c, *place)])
+                if math.isfinite(v):
+                    unit[(c, *place)] = min(max(v * std[c] + mean[c], 0.0), 1.0)
+    if channels != 3:
+        unit = np.stack([sum(unit) / channels] * 3)
+    return np.stack(list(unit), axis=-1)
+
+
+@settings(deadline=None)
+@given(arrays(st.sampled_from([1, 2, 3, 10])), st.booleans())
+def test_display_image_shows_any_channels_axes_and_values(image, normalised):
+    mean, std = ([0.4 + 0.01 * c for c in range(len(image))], [0.2 + 0.01 * c for c in range(len(image))])
+    plane = {2: lambda a: a[:, None], 3: lambda a: a, 4: lambda a: a[:, a.shape[1] // 2]}[image.ndim](image)
+    expected = slow_display(plane, mean if normalised else None, std)
+    got = display_image(image, mean, std) if normalised else display_image(image)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), (0.5, 0.25), ([0.5], [2])])
+def test_display_image_undoes_a_normalisation(mean, std):
+    original = RNG.random((3, 5, 7))
+    by_channel = [np.reshape(np.broadcast_to(np.ravel(v), 3), (3, 1, 1)) for v in (mean, std)]
+    seen = (original - by_channel[0]) / by_channel[1]
+    np.testing.assert_allclose(display_image(seen, mean, std), original.transpose(1, 2, 0), atol=1e-6)
+
+
+def test_display_image_takes_bytes_and_a_mean_or_a_std_alone():
+    image = np.array([[[0, 51], [102, 255]]], dtype=np.uint8)
+    np.testing.assert_allclose(display_image(image)[..., 1], [[0, 0.2], [0.4, 1]], atol=1e-6)
+    np.testing.assert_allclose(display_image(image, std=1 / 255)[..., 1], [[0, 0.2], [0.4, 1]], atol=1e-6)
+    np.testing.assert_allclose(display_image(image / 255, mean=0.1)[..., 1], [[0.1, 0.3], [0.5, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_mean_or_std_of_the_wrong_length_is_refused(name):
+    with pytest.raises(ValueError, match=rf"`{name}`: expected one number or 3, one per channel.*got 2; give"):
+        display_image(np.zeros((3, 4, 4)), **{name: (0.5, 0.5)})
+
+
+def test_tiles_of_the_right_size_are_the_images_themselves():
+    images = RNG.random((2, 3, 24, 32)).astype(np.float32)
+    expected = np.stack([display_image(image) for image in images])
+    np.testing.assert_allclose(input_tiles(images, tile_size=32), expected, atol=0.51 * LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((3, 224, 224), (64, 64)),
+        ((3, 30, 60), (32, 64)),
+        ((1, 60, 30), (64, 32)),
+        ((1, 500), (16, 64)),
+        ((10, 5, 8, 8), (64, 64)),
+        ((3, 1000, 3), (64, 16)),
+        ((1, 1, 1), (64, 64)),
+    ],
+)
+def test_tiles_keep_the_aspect_and_the_brightness(shape, size):
+    ramp = np.broadcast_to(np.linspace(0, 1, shape[-1]), shape) if shape[-1] > 1 else np.full(shape, 0.5)
+    (tile,) = input_tiles(ramp[None], mean=0, std=1, tile_size=64)
+    assert tile.shape == (*size, 3)
+    assert tile.mean() == pytest.approx(0.5, abs=0.01)
+    assert (np.diff(tile, axis=1) >= -LEVEL * 1.01).all()  # still a ramp from left to right
+
+
+def test_shrinking_averages_fine_detail_away():
+    checks = np.indices((256, 256)).sum(0)[None] % 2
+    (tile,) = input_tiles(checks[None], tile_size=64)
+    np.testing.assert_allclose(tile, 0.5, atol=0.02)
+
+
+# --- the overlay -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colormap", ["inferno", "viridis"])
+@pytest.mark.parametrize("opacity", [0.0, 0.3, 0.6, 1.0])
+def test_overlay_follows_its_formula_at_native_resolution(colormap, opacity):
+    image, values = RNG.random((6, 9, 3)).astype(np.float32), RNG.random((6, 9)).astype(np.float32)
+    values[0, :2] = 0, 1
+    expected = slow_overlay(image, values, colormap, opacity)
+    np.testing.assert_allclose(overlay(image, values, colormap=colormap, opacity=opacity), expected, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 7), st.integers(1, 7)), elements=st.floats(0, 1, width=32)),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)),
+)
+def test_overlay_interpolates_values_and_then_colours(values, zoom):
+    height, width = values.shape[0] * zoom[0], values.shape[1] * zoom[1]
+    wanted = interpolated(values, height, width)
+    shown = overlay(np.zeros((height, width, 3), np.float32), values, colormap="gray", opacity=1.0)
+    np.testing.assert_allclose(shown, np.stack([wanted] * 3, -1), atol=0.51 * LEVEL)
+
+
+def test_overlay_shows_a_map_larger_than_the_image_by_its_average():
+    values = np.indices((64, 64)).sum(0).astype(np.float32) % 2
+    shown = overlay(np.zeros((8, 8, 3), np.float32), values, colormap="gray", opacity=1.0)
+    np.testing.assert_allclose(shown, 0.5, atol=0.02)
+
+
+def test_a_weak_map_leaves_the_picture_recognisable():
+    image = RNG.random((32, 32, 3)).astype(np.float32)
+    shown = overlay(image, np.zeros((4, 4), np.float32)).mean(-1)
+    grey = image @ [0.299, 0.587, 0.114]
+    assert np.corrcoef(shown.ravel(), grey.ravel())[0, 1] > 0.999
+    assert np.ptp(shown) > 0.6 * np.ptp(grey)
+
+
+@pytest.mark.parametrize("brightness", [0.0, 0.5, 1.0])
+def test_a_stronger_value_is_never_clearly_darker(brightness):
+    ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
+    luma = overlay(np.full((1, 256, 3), brightness, np.float32), ramp)[0] @ [0.299, 0.587, 0.114]
+    assert (luma - np.maximum.accumulate(luma)).min() > -0.02
+    assert luma[-1] - luma[0] > 0.25
+
+
+# --- the panel ---------------------------------------------------------------------------------------------------
+
+
+def pieces(picture, count, height, width):
+    """Cut a panel into (input, overlay) pairs by the layout, and return the rest of its pixels too."""
+    columns, rest = min(count, 2), np.ones(picture.shape[:2], bool)
+    pairs = []
+    for i in range(count):
+        top, left = i // columns * (height + 8), i % columns * (2 * width + 10)
+        boxes = [np.s_[top : top + height, x : x + width] for x in (left, left + width + 2)]
+        pairs.append([picture[box] for box in boxes])
+        for box in boxes:
+            rest[box] = False
+    return pairs, picture[rest]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_panel_shows_each_input_beside_its_overlay(data):
+    count, channels = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 3, 10]))
+    space = data.draw(shapes)
+    grid = tuple(data.draw(st.integers(1, side)) for side in space)
+    scale = data.draw(st.sampled_from(sorted(SCALES)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    images, maps = rng.normal(size=(count, channels, *space)), rng.exponential(size=(count, *grid))
+    maps[rng.random(maps.shape) < 0.1] = np.nan
+
+    tiles = input_tiles(images, tile_size=24)
+    picture = panel(tiles, maps, scale=scale, colormap="viridis", opacity=0.5)
+
+    assert picture.dtype == np.uint8
+    _, height, width, _ = tiles.shape
+    assert picture.shape[1] == (4 * width + 12 if count > 1 else 2 * width + 2)
+    pairs, rest = pieces(picture, count, height, width)
+    assert (rest == rest[:1]).all()
+    whole = slow_min_max(maps, 0.0) if scale == "shared" else np.stack([slow_min_max(m, 0.0) for m in maps])
+    for (shown, covered), tile, values in zip(pairs, tiles, whole, strict=True):
+        plane = {1: lambda a: a[None], 2: lambda a: a, 3: lambda a: a[len(a) // 2]}[values.ndim](values)
+        expected = slow_overlay(tile, interpolated(plane, height, width), "viridis", 0.5)
+        np.testing.assert_allclose(shown, tile * 255, atol=0.51)
+        np.testing.assert_allclose(covered, expected * 255, atol=2)  # a value may round to the next of 256 colours
+
+
+def test_panel_needs_a_map_per_tile():
+    with pytest.raises(ValueError, match="`maps`: expected 2, one per tile, got 3"):
+        panel(input_tiles(np.zeros((2, 1, 4, 4))), np.zeros((3, 2, 2)))
+
+
+def test_jpeg_decodes_to_the_panel():
+    waves = np.sin(np.linspace(0, 6, 64))[None, None, :, None] * np.cos(np.linspace(0, 5, 64))
+    tiles = input_tiles(np.repeat(waves, 3, 0))
+    picture = panel(tiles, RNG.random((3, 7, 7)))
+    encoded = jpeg(picture)
+    with Image.open(io.BytesIO(encoded)) as image:
+        assert (image.format, image.mode) == ("JPEG", "RGB")
+        assert np.abs(np.asarray(image, float) - picture).mean() < 3
+    assert len(jpeg(picture, quality=30)) < len(encoded) < picture.nbytes / 10
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["inferno", "viridis", "magma_r", "matlab:jet"])
+def test_known_colormaps_pass(name):
+    check_colormap(name)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("infrno", "inferno"), ("viridiss", "viridis"), ("Magna", "magma")])
+def test_an_unknown_colormap_is_refused_with_near_misses(wrong, right):
+    with pytest.raises(ValueError, match=rf"`colormap`: expected .*, got '{wrong}'; did you mean .*'{right}'"):
+        check_colormap(wrong)
+
+
+def test_a_hopeless_colormap_is_refused_with_examples():
+    with pytest.raises(ValueError, match=r"got '12345678'; try 'inferno'"):
+        check_colormap("12345678")
+
+
+def test_import_takes_neither_torch_nor_cmap():
+    code = "import sys, normgrad_lightning.render; print({'torch', 'cmap', 'lightning'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
