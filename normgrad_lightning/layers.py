@@ -40,7 +40,8 @@ def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: An
 
     Args:
         model: any module.
-        spec: `"auto"`, a name, a glob such as `"layer*.1"`, or a list of names and globs.
+        spec: `"auto"`, a name, a glob such as `"layer*.1"`, or a list of names and globs. `*` stays within one part of
+            a name (`"layer*"` is `layer1` to `layer4`, not `layer1.0`); `**` stands for any number of parts.
         inputs: what to call the model with, to decide `"auto"`: a tensor, a tuple of arguments or a dict of keywords.
 
     Returns:
@@ -82,7 +83,7 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
     chosen: set[str] = set()
     for pattern in [spec] if isinstance(spec, str) else spec:
         matches = [name for name in layers if name == pattern] or [
-            name for name in layers if fnmatchcase(name, pattern)
+            name for name in layers if _fits(name.split("."), pattern.split("."))
         ]
         if not matches:
             raise ValueError(f"`layers`: {_no_match(pattern, layers)}")
@@ -361,6 +362,15 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a name fit the parts of a glob."""
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(_fits(name[skipped:], pattern[1:]) for skipped in range(len(name) + 1))
+    return bool(name) and fnmatchcase(name[0], pattern[0]) and _fits(name[1:], pattern[1:])
 
 
 def _no_match(pattern: str, layers: Mapping[str, nn.Module]) -> str:

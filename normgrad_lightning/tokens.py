@@ -89,15 +89,18 @@ def infer_layout(
 def grid_of_tokens(tokens: int, image_grid: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """The patch grid, and the number of tokens before it, that explain `tokens` for an image of this size.
 
-    Patches are taken as square (or cubic), so the grid has the image's proportions; of all grids that fit, the one
-    with the fewest extra tokens. Returns an empty grid if there is none.
+    Patches are taken as square (or cubic) and to cover the image exactly, so the grid has the image's proportions. Of
+    the grids that fit, the one with the fewest extra tokens, which must be far fewer than the patches. Returns an empty
+    grid if there is none.
     """
     best: tuple[tuple[int, ...], int] = ((), MAX_PREFIX_TOKENS + 1)
     for patch in range(1, min(image_grid) + 1):
         grid = tuple(size // patch for size in image_grid)
-        prefix = tokens - math.prod(grid)
-        if 0 <= prefix < best[1] and math.prod(grid) > 1:
-            best = (grid, prefix)
+        patches = math.prod(grid)
+        extra = tokens - patches
+        covers = not any(size % patch for size in image_grid)
+        if covers and patches > 1 and 0 <= extra < best[1] and extra <= patches // 2:
+            best = (grid, extra)
     return best
 
 
@@ -127,7 +130,7 @@ def _grid_of_tokens(
     if not grid:
         seen = "no image was seen" if image_grid is None else f"the image has {tuple(image_grid)} pixels"
         raise ValueError(
-            f"its {tokens} tokens fit no grid of square patches ({seen}). Set `token_grid=(rows, columns)`"
+            f"its {tokens} tokens fit no grid of square patches that cover the image ({seen}). Set `token_grid=(rows, columns)`"
         )
     return grid, extra
 

@@ -1,0 +1,565 @@
+"""The recorder: right tensors, nothing kept, nothing changed, whatever the model does."""
+
+import copy
+import gc
+import io
+import pickle
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from networks import ResNet, UNet, ViT, batch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+from normgrad_lightning import NormGrad
+
+
+def close(a, b, tolerance=1e-10):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
+
+
+def recorded(model, images, labels, **options):
+    with NormGrad(model, **options) as recorder:
+        F.cross_entropy(model(images), labels).backward()
+    return recorder
+
+
+class Identity1x1(nn.Module):
+    """A layer with a real 1×1 identity convolution after (or before) it, that keeps what went in."""
+
+    def __init__(self, layer, channels, before=False):
+        super().__init__()
+        self.layer, self.before = layer, before
+        self.weight = nn.Parameter(torch.eye(channels, dtype=torch.float64)[..., None, None])
+
+    def forward(self, x):
+        return self.layer(self.identity(x)) if self.before else self.identity(self.layer(x))
+
+    def identity(self, x):
+        self.x = x.clone()
+        out = F.conv2d(self.x, self.weight)
+        out.register_hook(lambda g: setattr(self, "g", g.clone()))
+        return out.clone()
+
+
+@pytest.mark.parametrize("target", ["output", "input"])
+@pytest.mark.parametrize("name", ["stem", "stage1", "stage2", "stage3", "stage2.bn1", "stage2.conv2"])
+def test_maps_are_those_of_a_really_inserted_identity_convolution(name, target):
+    if (name, target) == ("stem", "input"):
+        pytest.skip("the image has no gradient")
+    torch.manual_seed(0)
+    model = ResNet().double()
+    images, labels = batch(1, dtype=torch.float64)
+    plain = model(images).detach()
+    recorder = recorded(model, images, labels, layers=name, target=target)
+
+    inserted = copy.deepcopy(model)
+    layer = inserted.get_submodule(name)
+    channels = {"stem": 8, "stage1": 8, "stage3": 24}.get(name, 16)
+    if target == "input":
+        channels = {"stage1": 8, "stage2": 8, "stage3": 16}.get(name, 16)
+    parent, _, child = name.rpartition(".")
+    wrapper = Identity1x1(layer, channels, before=target == "input")
+    setattr(inserted.get_submodule(parent), child, wrapper)
+    output = inserted(images)
+    F.cross_entropy(output, labels).backward()
+
+    close(output.detach(), plain)
+    products = reference.point_products(wrapper.x, wrapper.g)
+    close(products.sum((0, 1)), wrapper.weight.grad[..., 0, 0])
+    close(recorder.maps[name], reference.normgrad(wrapper.x, wrapper.g))
+    assert recorder.maps[name].abs().sum() > 0
+
+
+def spy(layer):
+    """The layer's input and the gradient at its output, by means of its own."""
+    seen = {}
+
+    def keep(_, args, output):
+        seen["x"] = args[0].detach().clone()
+        output.register_hook(lambda g: seen.update(g=g.clone()))
+
+    layer.register_forward_hook(keep)
+    return seen
+
+
+CONVOLUTIONS = {
+    "1x1": nn.Conv2d(4, 6, 1),
+    "3x3": nn.Conv2d(4, 6, 3, padding=1),
+    "strided": nn.Conv2d(4, 6, (3, 5), stride=(2, 3), padding=(1, 2), bias=False),
+    "dilated": nn.Conv2d(4, 6, 3, dilation=2, padding="same"),
+    "depthwise": nn.Conv2d(4, 8, 3, padding=1, groups=4),
+    "grouped": nn.Conv2d(4, 6, 3, groups=2),
+    "reflect": nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"),
+    "circular same": nn.Conv2d(4, 6, (4, 3), padding="same", padding_mode="circular"),
+    "transposed": nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
+    "transposed grouped": nn.ConvTranspose2d(4, 6, (2, 3), stride=(2, 1), groups=2),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_weight_maps_are_norms_of_the_products_that_sum_to_weight_grad(kind):
+    torch.manual_seed(1)
+    layer = copy.deepcopy(CONVOLUTIONS[kind])
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softplus(), layer, nn.ReLU(inplace=True), nn.Flatten()).double()
+    images, _ = batch(1, (9, 11), dtype=torch.float64)
+    seen = spy(layer)
+    with NormGrad(model, layers="2", target="weight") as recorder:
+        model(images).square().mean().backward()
+
+    geometry = dict(kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding, groups=layer.groups)
+    if isinstance(layer, nn.ConvTranspose2d):
+        oracle = reference.ConvTranspose(seen["x"], seen["g"], dilation=layer.dilation, **geometry)
+        expected = oracle.on_output
+    else:
+        oracle = reference.Conv(
+            seen["x"], seen["g"], dilation=layer.dilation, padding_mode=layer.padding_mode, **geometry
+        )
+        expected = oracle.on_input
+    close(oracle.weight_grad, layer.weight.grad)
+    close(recorder.maps["2"], expected)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 5])
+def test_weight_maps_of_a_linear_layer_on_tokens(extra):
+    torch.manual_seed(2)
+    model = ViT(extra=extra, depth=2).double()
+    images, labels = batch(1, (32, 48), dtype=torch.float64)
+    layer = model.blocks[0].linear1
+    seen = spy(layer)
+    recorder = recorded(model, images, labels, layers="blocks.0.linear1", target="weight")
+    x, g = seen["x"], seen["g"]
+    close(torch.einsum("ntd,ntc->dc", g, x), layer.weight.grad)
+    expected = reference.normgrad_linear(x, g)[:, extra:].reshape(1, 4, 6)
+    close(recorder.maps["blocks.0.linear1"], expected)
+
+
+@pytest.mark.parametrize("target", ["output", "weight"])
+def test_in_place_relu_after_the_layer_changes_nothing(target):
+    images, labels = batch()
+    maps = []
+    for inplace in (True, False):
+        torch.manual_seed(3)
+        model = ResNet(inplace=inplace)
+        maps.append(
+            recorded(
+                model, images, labels, layers=["stage*.conv1", "stage*.bn?"][target == "output"], target=target
+            ).maps
+        )
+    assert len(maps[0]) in (3, 6)
+    for name, m in maps[0].items():
+        assert torch.equal(m, maps[1][name]), name
+        assert m.sum() > 0
+
+
+def storages_alive_after_forward(model, images, labels, watch):
+    """For each module's output: whether its memory is still held once the forward pass is over."""
+    outputs = []
+
+    def keep(_, args, output):
+        outputs.append(StorageWeakRef(output.untyped_storage()))
+
+    handles = [layer.register_forward_hook(keep) for layer in model.modules()]
+    recorder = NormGrad(model, watch)
+    recorder.attach()
+    recorder.enabled = bool(watch != "stem")
+    loss = F.cross_entropy(model(images), labels)
+    gc.collect()
+    alive = [not ref.expired() for ref in outputs]
+    recorder.detach()
+    for handle in handles:
+        handle.remove()
+    assert loss.requires_grad
+    return alive
+
+
+def test_nothing_of_the_forward_pass_is_alive_because_of_us():
+    model, (images, labels) = ResNet(inplace=False), batch()
+    without = storages_alive_after_forward(model, images, labels, watch="stem")
+    assert len(without) > 20
+    assert not all(without)
+    for watch in ("auto", ["*.conv?", "*.bn?", "stage?"]):
+        assert storages_alive_after_forward(model, images, labels, watch) == without
+
+
+def test_between_forward_and_backward_only_norms_are_kept():
+    """Where autograd itself saves nothing of the output, its memory is free before the forward pass is over."""
+
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return 2 * self.inner(x)
+
+    model = nn.Sequential(Doubled(), nn.Flatten())
+    outputs = []
+    model[0].inner.register_forward_hook(lambda _, a, out: outputs.append(StorageWeakRef(out.untyped_storage())))
+    with NormGrad(model, layers="0.inner") as recorder:
+        loss = model(torch.randn(2, 3, 8, 8)).sum()
+        gc.collect()
+        assert outputs[0].expired()
+        loss.backward()
+    # The norm of a gradient of 2 in each of 4 channels is 4: the map is 4‖x‖.
+    assert recorder.maps["0.inner"].min() > 0
+
+
+def test_a_hundred_captured_steps_leave_memory_flat():
+    model, (images, labels) = ResNet(), batch()
+
+    def tensors():
+        gc.collect()
+        return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+
+    with NormGrad(model) as recorder:
+        counts = []
+        for step in range(101):
+            model.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            assert recorder.maps
+            if step in (1, 100):
+                counts.append(tensors())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("layers", ["auto", ["stage1", "stage3.*"]])
+@pytest.mark.parametrize("target", ["output", "input", "weight"])
+def test_gradients_buffers_and_rng_keep_their_bits(layers, target):
+    images, labels = batch()
+    runs = []
+    for watched in (False, True):
+        torch.manual_seed(4)
+        model = ResNet(dropout=0.5)
+        layers = "stage*.conv?" if target == "weight" and layers != "auto" else layers
+        recorder = NormGrad(model, layers, target=target)
+        if watched:
+            recorder.attach()
+        for _ in range(2):
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert bool(recorder.maps) == watched
+        recorder.detach()
+        runs.append([loss, *(p.grad for p in model.parameters()), *model.buffers(), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_the_gradient_at_an_input_is_that_of_the_tensor_also_where_it_feeds_other_layers():
+    torch.manual_seed(0)
+
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            self.x = self.first(x)
+            self.x.retain_grad()
+            return (self.x + self.second(self.x)).square().sum()
+
+    model, (images, _) = Skip().double(), batch(2, dtype=torch.float64)
+    with NormGrad(model, "second", target="input") as recorder:
+        model(images).backward()
+    close(recorder.maps["second"], reference.normgrad(model.x.detach(), model.x.grad))
+
+
+def test_num_images_reads_the_first_ones_only():
+    model, (images, labels) = ResNet().eval(), batch(6)
+    whole = recorded(model, images, labels, layers="stage2")
+    some = recorded(model, images, labels, layers="stage2", num_images=2)
+    torch.testing.assert_close(some.maps["stage2"], whole.maps["stage2"][:2])
+    assert torch.equal(some.images, images[:2])
+
+
+def test_auto_works_from_the_first_forward_on_and_stays():
+    model, (images, labels) = ResNet(), batch()
+    with NormGrad(model) as recorder:
+        for _ in range(3):
+            F.cross_entropy(model(images), labels).backward()
+            assert list(recorder.maps) == ["stage1", "stage2", "stage3"]
+        hooked = [name for name, m in model.named_modules() if m._forward_hooks]
+        assert sorted(hooked) == ["stage1", "stage2", "stage3"]
+    assert _hooks(model) == 0
+
+
+def test_each_step_has_its_own_maps_and_images():
+    model = ResNet().eval()
+    with NormGrad(model, layers="stage2") as recorder:
+        for seed in range(3):
+            images, labels = batch(seed=seed)
+            F.cross_entropy(model(images), labels).backward()
+            alone = recorded(copy.deepcopy(model), images, labels, layers="stage2")
+            torch.testing.assert_close(recorder.maps["stage2"], alone.maps["stage2"])
+            assert torch.equal(recorder.images, images)
+
+
+def test_a_shared_layer_gets_the_sum_over_its_uses():
+    torch.manual_seed(0)
+    shared = nn.Conv2d(3, 3, 3, padding=1).double()
+    model = nn.Sequential(shared, nn.Tanh(), shared, nn.Flatten())
+    parts = []
+
+    def keep(_, args, output):
+        x = output.detach().clone()
+        output.register_hook(lambda g: parts.append(reference.normgrad(x, g)))
+
+    shared.register_forward_hook(keep)
+    images, _ = batch(2, (6, 7), dtype=torch.float64)
+    with NormGrad(model, layers="0") as recorder:
+        model(images).square().sum().backward()
+    assert len(parts) == 2
+    close(recorder.maps["0"], sum(parts))
+
+
+def test_of_several_backwards_the_last_counts():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).double()
+    images, _ = batch(2, (6, 7), dtype=torch.float64)
+    with NormGrad(model, layers="0") as recorder:
+        out = model(images)
+        out.sum().backward(retain_graph=True)
+        first = recorder.maps["0"]
+        (3 * out.sum()).backward()
+        close(recorder.maps["0"], 3 * first)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_gives_the_same_maps(reentrant):
+    images, labels = batch()
+
+    class Checkpointed(ResNet):
+        def forward(self, x):
+            x = self.stage1(self.stem(x))
+            x = checkpoint(lambda t: self.stage3(self.stage2(t)), x, use_reentrant=reentrant)
+            return self.fc(self.pool(x).flatten(1))
+
+    maps = []
+    for kind in (ResNet, Checkpointed):
+        torch.manual_seed(0)
+        model = kind()
+        with NormGrad(model, "stage*") as recorder:
+            for _ in range(2):
+                F.cross_entropy(model(images), labels).backward()
+        maps.append(recorder.maps)
+    assert list(maps[0]) == list(maps[1]) == ["stage1", "stage2", "stage3"]
+    for name in maps[0]:
+        torch.testing.assert_close(maps[0][name], maps[1][name])
+
+
+@dataclass
+class Features:
+    note: str
+    map: torch.Tensor
+
+
+@pytest.mark.parametrize("wrap", [lambda t: (None, t), lambda t: {"a": [t]}, lambda t: Features("x", t)])
+def test_outputs_may_be_nested(wrap):
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            self.out = self.conv(x)
+            return wrap(self.out)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = Body()
+
+        def forward(self, x):
+            self.body(x)
+            return self.body.out.sum()
+
+    model, (images, _) = Net(), batch()
+    with NormGrad(model, ["body", "body.conv"]) as recorder:
+        model(images).backward()
+    assert torch.equal(recorder.maps["body"], recorder.maps["body.conv"])
+
+
+def test_images_given_by_keyword_are_found():
+    class Keyword(ResNet):
+        def forward(self, *, pixels):
+            return super().forward(pixels)
+
+    model, (images, labels) = Keyword(), batch()
+    with NormGrad(model, "stage1") as recorder:
+        F.cross_entropy(model(pixels=images), labels).backward()
+    assert torch.equal(recorder.images, images)
+
+
+def test_copies_and_pickles_of_a_watched_model_are_free_of_us():
+    model, (images, labels) = ResNet(), batch()
+    with NormGrad(model) as recorder:
+        F.cross_entropy(model(images), labels).backward()
+        before = recorder.maps["stage2"].clone()
+        copied = copy.deepcopy(model)
+        pickled = pickle.loads(pickle.dumps(model))
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        for other in (copied, pickled):
+            F.cross_entropy(other(2 * images), labels).backward()
+            assert torch.equal(recorder.maps["stage2"], before)
+        assert torch.equal(copied(images), pickled(images))
+
+
+def _hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())
+
+
+def test_hooks_are_gone_after_an_exception():
+    model = ResNet()
+
+    def watched_and_broken():
+        with NormGrad(model):
+            assert _hooks(model) > 10
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        watched_and_broken()
+    assert _hooks(model) == 0
+
+
+def test_a_lost_recorder_leaves_hooks_that_do_nothing():
+    model, (images, labels) = ResNet(), batch()
+    recorder = NormGrad(model)
+    recorder.attach()
+    del recorder
+    gc.collect()
+    F.cross_entropy(model(images), labels).backward()
+
+
+def test_disabled_it_records_nothing():
+    model, (images, labels) = ResNet(), batch()
+    with NormGrad(model, "stage1") as recorder:
+        recorder.enabled = False
+        F.cross_entropy(model(images), labels).backward()
+        assert recorder.maps == {}
+        assert recorder.images is None
+
+
+def test_inference_between_steps_disturbs_nothing():
+    model, (images, labels) = ResNet(), batch()
+    with NormGrad(model) as recorder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad():
+            model(images)
+        with torch.inference_mode():
+            model(images)
+        F.cross_entropy(model(images), labels).backward()
+        assert list(recorder.maps) == ["stage1", "stage2", "stage3"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "change", "told"),
+    [
+        ("fc", None, r"cannot read the layer 'fc': its shape \(4, 5\) has no spatial axis\. Choose a layer before"),
+        ("stage1", "freeze", "cannot read the layer 'stage1': it gets no gradient, for it and all before it is frozen"),
+        ("stage2.relu", "skip", "cannot read the layer 'stage2.relu': the forward pass does not call it"),
+        ("stage2.bn2", "detach", "cannot read the layer 'stage2.bn2': the loss does not depend on it"),
+    ],
+)
+def test_a_layer_that_cannot_be_read_is_named_once(layers, change, told):
+    model, (images, labels) = ResNet(inplace=False), batch()
+    if change == "freeze":
+        model.stem.requires_grad_(False)
+        model.stage1.requires_grad_(False)
+    if change == "skip":
+        model.stage2.forward = lambda x: model.stage2.bn1(model.stage2.conv1(x))
+    if change == "detach":
+        model.stage2.bn2.forward = lambda x: (nn.BatchNorm2d.forward(model.stage2.bn2, x) + 0).detach()
+        model.stage2.bn2.register_forward_hook(lambda m, a, o: model.stage2.short.weight.sum() * 0 + o, prepend=True)
+        model.stage3.forward = lambda x: nn.functional.interpolate(model.stage1_out, (4, 6)).repeat(1, 3, 1, 1)
+        model.stage1.register_forward_hook(lambda m, a, o: setattr(model, "stage1_out", o))
+    with NormGrad(model, [layers, "stage3" if change != "detach" else "stage1"]) as recorder:
+        F.cross_entropy(model(images), labels).backward()
+        with pytest.warns(UserWarning, match=told):
+            assert len(recorder.maps) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(recorder.maps) == 1
+
+
+def test_a_batch_without_an_image_is_told():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with NormGrad(model) as recorder:
+        model(torch.randn(3, 4)).sum().backward()
+        with pytest.warns(UserWarning, match="found no layer to read: no module was given an image"):
+            assert recorder.maps == {}
+
+
+def test_a_model_without_gradient_is_told():
+    model, (images, _) = ResNet().requires_grad_(False), batch()
+    with NormGrad(model) as recorder:
+        model(images)
+        with pytest.warns(UserWarning, match="no layer that gives features on a grid gets a gradient"):
+            assert recorder.maps == {}
+
+
+def test_a_frozen_backbone_leaves_auto_the_layers_above():
+    model, (images, labels) = ResNet(), batch()
+    model.stem.requires_grad_(False)
+    model.stage1.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(recorded(model, images, labels).maps) == ["stage2", "stage3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"target": "outputs"}, "`target`: expected one of 'output', 'input', 'weight', but got 'outputs'"),
+        ({"num_images": 0}, "`num_images`: expected a positive number or None for all, but got 0"),
+        ({"layers": []}, '`layers`: expected "auto", a layer\'s name'),
+        ({"layers": "stage2", "target": "weight"}, "Residual is no convolution and no linear layer"),
+    ],
+)
+def test_bad_options_are_told_at_once(options, told):
+    with pytest.raises(ValueError, match=told):
+        NormGrad(ResNet(), **options)
+
+
+def test_a_convolution_that_pads_by_itself_is_refused():
+    class SamePadded(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(F.pad(x, (1, 1, 1, 1)))
+
+    model = nn.Sequential(SamePadded(3, 4, 3))
+    with pytest.raises(
+        ValueError, match=r"SamePadded overrides `Conv2d.forward`, so the patches it reads are not known"
+    ):
+        NormGrad(model, "0", target="weight")
+
+
+def test_an_error_of_ours_never_reaches_the_pass(monkeypatch):
+    model, (images, labels) = ResNet(), batch()
+    calls = []
+
+    def broken(*args, **kwargs):
+        calls.append(1)
+        raise RuntimeError("we are broken")
+
+    monkeypatch.setattr("normgrad_lightning.capture.channel_norm", broken)
+    with NormGrad(model, "stage1") as recorder:
+        F.cross_entropy(model(images), labels).backward()
+        with pytest.warns(UserWarning, match="cannot read the layer 'stage1': RuntimeError: we are broken"):
+            assert recorder.maps == {}
+    assert len(calls) == 1
+
+
+def test_the_unet_is_read_on_its_way_up():
+    model, (images, _) = UNet(), batch()
+    with NormGrad(model) as recorder:
+        F.cross_entropy(model(images), torch.zeros(4, 16, 24, dtype=torch.long)).backward()
+    assert {name: tuple(m.shape[1:]) for name, m in recorder.maps.items()} == {
+        "bottom.2": (4, 6),
+        "merge2.1": (8, 12),
+        "head": (16, 24),
+    }

@@ -1,0 +1,120 @@
+"""Names, globs, and what auto takes."""
+
+import copy
+
+import pytest
+import torch
+from networks import ResNet, UNet, ViT, batch
+from torch import nn
+
+from normgrad_lightning import NormGrad, select_layers
+from normgrad_lightning.layers import clean_name, named_layers
+
+
+def test_exact_names_globs_and_lists_come_in_the_models_order():
+    model = ResNet()
+    assert select_layers(model, "stage2") == ["stage2"]
+    assert select_layers(model, "stage*") == ["stage1", "stage2", "stage3"]
+    assert select_layers(model, "stage?.bn[12]") == [f"stage{i}.bn{j}" for i in (1, 2, 3) for j in (1, 2)]
+    assert select_layers(model, ["stage3", "stem", "stage*"]) == ["stem", "stage1", "stage2", "stage3"]
+    assert select_layers(model, "**.conv1") == ["stage1.conv1", "stage2.conv1", "stage3.conv1"]
+    assert select_layers(nn.Sequential(model), "**.conv1") == [f"0.stage{i}.conv1" for i in (1, 2, 3)]
+
+
+def test_a_name_with_glob_characters_is_taken_literally_first():
+    model = nn.ModuleDict({"a[1]": nn.ReLU(), "a1": nn.ReLU()})
+    assert select_layers(model, "a[1]") == ["a[1]"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("stage4", "'stage4' matches none. Nearest names: stage3"),
+        ("Stage1.conv1", "'Stage1.conv1' matches none. Nearest names: stage1.conv1"),
+        (["stage1", "layer*"], r"'layer\*' matches none. (Nearest names|Names begin with)"),
+        ("", "expected \"auto\", a layer's name, a glob or a list of these, but got ''"),
+        ([], r"but got \[\]"),
+        (3, "but got 3"),
+        ([None], r"but got \[None\]"),
+        ("auto", '"auto" decides from what the network does with real inputs, but got None'),
+    ],
+)
+def test_what_names_no_layer_is_an_error_that_helps(spec, told):
+    with pytest.raises(ValueError, match=told):
+        select_layers(ResNet(), spec)
+
+
+def test_wrappers_do_not_show_in_names():
+    assert clean_name("_orig_mod.net._fsdp_wrapped_module.layer1.0") == "net.layer1.0"
+    assert clean_name("net._orig_mod") == "net"
+    compiled = torch.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), backend="eager")
+    assert list(named_layers(nn.ModuleDict({"net": compiled}))) == ["net", "net.0"]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (ResNet(), ["stage1", "stage2", "stage3"]),
+        (UNet(), ["bottom.2", "merge2.1", "head"]),
+        (ViT(extra=1, depth=7), [f"blocks.{i}" for i in (0, 1, 2, 4, 5)]),
+        (ViT(extra=0, depth=7), [f"blocks.{i}" for i in (0, 2, 3, 4, 6)]),
+        (ViT(extra=5, depth=3), ["blocks.0", "blocks.1"]),
+        (nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)), ["0", "2"]),
+        (nn.ModuleDict({"net": UNet()})["net"], ["bottom.2", "merge2.1", "head"]),
+    ],
+)
+def test_auto_takes_the_last_layer_of_each_resolution_or_spaced_blocks(model, expected):
+    images, _ = batch(2, (32, 48))
+    assert select_layers(model, "auto", images) == expected
+
+
+def test_auto_takes_five_at_the_most_and_the_deepest():
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, 2, 1) for _ in range(6)))
+    assert select_layers(model, "auto", torch.randn(2, 3, 128, 128)) == ["1", "2", "3", "4", "5"]
+
+
+def test_auto_leaves_out_what_sees_several_resolutions_and_what_mixes_images():
+    class Pyramid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)
+            self.head, self.crops = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            a = self.a(x)
+            b = self.b(a)
+            self.crops(torch.cat([a, a]))
+            return self.head(a).sum() + self.head(b).sum()
+
+    assert select_layers(Pyramid(), "auto", torch.randn(2, 3, 16, 16)) == ["a", "b"]
+
+
+def test_deciding_auto_leaves_no_trace():
+    model, (images, _) = ResNet(dropout=0.5).train(), batch()
+    model.stage2.eval()
+    before, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    select_layers(model, "auto", images)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+    assert torch.equal(rng, torch.get_rng_state())
+    assert model.training
+    assert not model.stage2.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("pack", [lambda x: x, lambda x: (x,), lambda x: {"x": x}])
+def test_inputs_may_be_a_tensor_arguments_or_keywords(pack):
+    assert select_layers(ResNet(), "auto", pack(batch()[0])) == ["stage1", "stage2", "stage3"]
+
+
+def test_auto_for_weights_takes_layers_that_have_one():
+    model, (images, labels) = ResNet(), batch()
+    with NormGrad(model, target="weight") as recorder:
+        nn.functional.cross_entropy(model(images), labels).backward()
+    assert list(recorder.maps) == ["stage1.conv2", "stage2.short", "stage3.short"]
+
+
+def test_auto_for_inputs_takes_the_last_reader_of_each_resolution():
+    model, (images, labels) = ResNet(), batch()
+    with NormGrad(model, target="input") as recorder:
+        nn.functional.cross_entropy(model(images), labels).backward()
+    assert [tuple(m.shape[1:]) for m in recorder.maps.values()] == [(16, 24), (8, 12), (4, 6)]
