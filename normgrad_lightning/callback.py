@@ -289,16 +289,18 @@ class NormGradCallback(Callback):
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._warn_once(f"NormGrad failed at {doing}, and training goes on: {type(error).__name__}: {error}")
+            kind = type(error).__name__
+            self._warn_once(f"NormGrad failed at {doing}, and training goes on: {kind}: {error}", f"{doing}: {kind}")
 
     def _complain(self, problem: str) -> None:
         if self.on_error == "raise":
             raise RuntimeError(problem)
         self._warn_once(problem)
 
-    def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._warned:
-            self._warned.add(sentence)
+    def _warn_once(self, sentence: str, cause: str | None = None) -> None:
+        """Warn, unless this cause (by default, this sentence) was told before."""
+        if (cause or sentence) not in self._warned:
+            self._warned.add(cause or sentence)
             warnings.warn(sentence, stacklevel=2)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normgrad_lightning.functional import Window, channel_norm, group_product, group_squares
+from normgrad_lightning.functional import Window, channel_norm, group_norms, group_product
 from normgrad_lightning.hooks import Hook, first_tensor
 from normgrad_lightning.layers import AUTO, TARGETS, Scout, check_spec, match_layers, named_layers
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
@@ -297,12 +297,12 @@ def _convolution_measure(layer: Any, x: Tensor, output_shape: Sequence[int]) -> 
     window = Window.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.padding_mode)
     if window.output_shape != tuple(output_shape[2:]):
         raise ValueError(f"its output {tuple(output_shape)} does not have the size that its own geometry gives")
-    patches = window.sum(group_squares(x, layer.groups, "x"))
-    return lambda g: window.spread(group_product(patches, group_squares(g, layer.groups, "g")))
+    patches = window.norm(group_norms(x, layer.groups, "x"))
+    return lambda g: window.spread(group_product(patches, group_norms(g, layer.groups, "g")))
 
 
 def _transposed_measure(layer: Any, x: Tensor, output_shape: Sequence[int]) -> Measure:
-    window = Window.of(output_shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, "zeros")
-    window = window.cropped(x.shape[2:])
-    squares = group_squares(x, layer.groups, "x")
-    return lambda g: window.spread(group_product(window.sum(group_squares(g, layer.groups, "g")), squares))
+    g_shape = (len(x), *output_shape[1:])
+    window = Window.of_transposed(x.shape, g_shape, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    norms = group_norms(x, layer.groups, "x")
+    return lambda g: window.spread(group_product(window.norm(group_norms(g, layer.groups, "g")), norms))

@@ -95,7 +95,7 @@ def normgrad_conv(
             f"`g`: expected a batch and grid of {expected} for an input of {tuple(x.shape)} and this geometry, "
             f"but got {tuple(g.shape)}. Pass the gradient at the convolution's output."
         )
-    contribution = group_product(window.sum(group_squares(x, groups, "x")), group_squares(g, groups, "g"))
+    contribution = group_product(window.norm(group_norms(x, groups, "x")), group_norms(g, groups, "g"))
     return window.spread(contribution) if accumulate else contribution
 
 
@@ -128,18 +128,8 @@ def normgrad_conv_transpose(
         The map, `(N, *S_out)`, or `(N, *S)` without `accumulate`.
     """
     _check_spatial(x, g)
-    window = Window.of(g.shape[2:], kernel_size, stride, padding, dilation, "zeros")
-    # Output padding of a stride or more leaves room for windows that no input location has: they are left out.
-    fits = x.shape[0] == g.shape[0] and all(
-        size <= room for size, room in zip(x.shape[2:], window.output_shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"`g`: expected the gradient at the output of a transposed convolution of an input {tuple(x.shape)}, "
-            f"but got {tuple(g.shape)}, which has room for a grid of {tuple(window.output_shape)} only."
-        )
-    window = window.cropped(x.shape[2:])
-    contribution = group_product(window.sum(group_squares(g, groups, "g")), group_squares(x, groups, "x"))
+    window = Window.of_transposed(x.shape, g.shape, kernel_size, stride, padding, dilation)
+    contribution = group_product(window.norm(group_norms(g, groups, "g")), group_norms(x, groups, "x"))
     return window.spread(contribution) if accumulate else contribution
 
 
@@ -158,9 +148,11 @@ def grad_cam(x: Tensor, g: Tensor) -> Tensor:
         raise ValueError(
             f"`g`: expected the shape of `x`, {tuple(x.shape)}, but got {tuple(g.shape)}. Pass the gradient at `x`."
         )
-    x, g = _widened(x), _widened(g)
-    score: Tensor = torch.einsum("nc...,nc->n...", x, g.flatten(2).mean(2))
-    return torch.relu(score)
+    dtype = torch.promote_types(_wide_dtype(x), _wide_dtype(g))
+    x, g = x.detach().to(dtype), g.detach().to(dtype)
+    locations = tuple(range(2, g.dim()))
+    # Not a matrix product: autocast would take it in half precision.
+    return torch.relu((x * g.mean(locations, keepdim=True)).sum(1))
 
 
 def channel_norm(t: Tensor, dim: int = 1) -> Tensor:
@@ -169,19 +161,20 @@ def channel_norm(t: Tensor, dim: int = 1) -> Tensor:
     return norm
 
 
-def group_squares(t: Tensor, groups: int, name: str) -> Tensor:
-    """The sum of squares over the channels of each group, `(N, groups, *S)` of a `(N, C, *S)` tensor."""
+def group_norms(t: Tensor, groups: int, name: str) -> Tensor:
+    """The norm over the channels of each group, `(N, groups, *S)` of a `(N, C, *S)` tensor."""
     channels = t.shape[1]
     if groups < 1 or channels % groups:
         raise ValueError(f"`groups`: expected a divisor of the {channels} channels of `{name}`, but got {groups}.")
     if groups == 1:
-        return channel_norm(t).square().unsqueeze(1)
-    return channel_norm(t.reshape(len(t), groups, channels // groups, *t.shape[2:]), dim=2).square()
+        return channel_norm(t).unsqueeze(1)
+    return channel_norm(t.reshape(len(t), groups, channels // groups, *t.shape[2:]), dim=2)
 
 
 def group_product(a: Tensor, b: Tensor) -> Tensor:
-    """`sqrt(Σ_γ a_γ b_γ)`: the norm over the blocks that are really weights."""
-    return (a * b).sum(1).sqrt()
+    """`sqrt(Σ_γ a_γ² b_γ²)`, the norm over the blocks that are really weights, of norms `(N, groups, *S)`."""
+    product = a * b
+    return product.squeeze(1) if product.shape[1] == 1 else channel_norm(product)
 
 
 class Window:
@@ -238,11 +231,39 @@ class Window:
             )
         return cls(shape, kernel, steps, pads, dilations, padding_mode, output_shape)
 
-    def cropped(self, output_shape: Sequence[int]) -> Window:
-        """The same window at the first `output_shape` of its positions."""
-        return Window(
-            self.shape, self.kernel, self.stride, self.padding, self.dilation, self.padding_mode, output_shape
-        )
+    @classmethod
+    def of_transposed(
+        cls,
+        x_shape: Sequence[int],
+        g_shape: Sequence[int],
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int],
+        padding: int | Sequence[int],
+        dilation: int | Sequence[int],
+    ) -> Window:
+        """The window that each location of a transposed convolution's input `x` writes to, on its output's grid."""
+        window = cls.of(g_shape[2:], kernel_size, stride, padding, dilation, "zeros")
+        least = [
+            (size - 1) * s - sum(pad) + d * (k - 1) + 1
+            for size, k, s, pad, d in zip(
+                x_shape[2:], window.kernel, window.stride, window.padding, window.dilation, strict=True
+            )
+        ]
+        most = [low + max(s, d) - 1 for low, s, d in zip(least, window.stride, window.dilation, strict=True)]
+        fits = all(low <= size <= high for low, size, high in zip(least, g_shape[2:], most, strict=True))
+        if x_shape[0] != g_shape[0] or not fits:
+            raise ValueError(
+                f"`g`: expected a batch of {x_shape[0]} and a grid from {tuple(least)} to {tuple(most)} for an input "
+                f"of {tuple(x_shape)} and this geometry, but got {tuple(g_shape)}. "
+                "Pass the gradient at the transposed convolution's output."
+            )
+        # Output padding of a stride or more leaves room for windows that no input location has: they are left out.
+        window.output_shape = tuple(x_shape[2:])
+        return window
+
+    def norm(self, norms: Tensor) -> Tensor:
+        """The norm of each patch, `sqrt(box(norms²))`."""
+        return self.sum(norms.square()).sqrt()
 
     def sum(self, t: Tensor) -> Tensor:
         """`box(t)`: `(N, G, *S)` to `(N, G, *S_out)`."""
@@ -321,10 +342,6 @@ def _pad_pairs(
 
 def _wide_dtype(t: Tensor) -> torch.dtype:
     return torch.float64 if t.dtype == torch.float64 else torch.float32
-
-
-def _widened(t: Tensor) -> Tensor:
-    return t.detach().to(_wide_dtype(t))
 
 
 def _check_spatial(x: Tensor, g: Tensor) -> None:

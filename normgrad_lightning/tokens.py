@@ -130,7 +130,8 @@ def _grid_of_tokens(
     if not grid:
         seen = "no image was seen" if image_grid is None else f"the image has {tuple(image_grid)} pixels"
         raise ValueError(
-            f"its {tokens} tokens fit no grid of square patches that cover the image ({seen}). Set `token_grid=(rows, columns)`"
+            f"its {tokens} tokens fit no grid of square patches that cover the image ({seen}). "
+            "Set `token_grid=(rows, columns)`"
         )
     return grid, extra
 

@@ -18,7 +18,6 @@ from normgrad_lightning.tokens import Layout, grid_of_tokens, infer_layout, patc
     w=st.integers(1, 9),
     patch=st.integers(4, 20),
     prefix=st.integers(0, 5),
-    slack=st.integers(0, 3),
 )
 @settings(deadline=None)
 def test_the_patch_grid_is_found_from_the_images_size(h, w, patch, prefix):

@@ -1,0 +1,643 @@
+"""The callback in real training runs: it changes nothing, shows the right thing, and survives what goes wrong."""
+
+import copy
+import logging
+import math
+import random
+import subprocess
+import sys
+import warnings
+
+import lightning.pytorch
+import numpy as np
+import pytest
+import pytorch_lightning
+import torch
+import torch.nn.functional as F
+from networks import ResNet, batch
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from normgrad_lightning import NormGrad, NormGradCallback
+
+PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning": lightning.pytorch}
+
+
+def lit(package=pytorch_lightning, **options):
+    """A classifier as a user would write it, in one of the two Lightnings."""
+
+    class Lit(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = ResNet(dropout=0.3, **options)
+            self.seen = 0
+
+        def training_step(self, batch, batch_idx):
+            images, labels = batch
+            loss = F.cross_entropy(self.net(images + 0.1 * torch.randn_like(images)), labels)
+            self.seen += len(images)
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    return Lit()
+
+
+def data(n=24, batch_size=4, shuffle=True):
+    return DataLoader(TensorDataset(*batch(n)), batch_size=batch_size, shuffle=shuffle)
+
+
+def fit(module, callbacks, folder, package=pytorch_lightning, loader=None, **options):
+    settings = dict(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        log_every_n_steps=1,
+        callbacks=callbacks,
+    )
+    trainer = package.Trainer(**{**settings, **options})
+    loaders = (loader or data(),) if "val" not in options else (loader or data(), options["val"])
+    with warnings.catch_warnings():
+        for noise in (
+            ".*does not have many workers.*",
+            ".*LeafSpec.*",
+            ".*number of training batches.*",
+            ".*val_loop.*",
+        ):
+            warnings.filterwarnings("ignore", noise)
+        warnings.filterwarnings("ignore", ".*defined a `validation_step`.*")
+        trainer.fit(module, *loaders)
+    return trainer
+
+
+def panels(trainer):
+    events = EventAccumulator(trainer.logger.log_dir, size_guidance={"images": 0})
+    events.Reload()
+    return {tag: [event.step for event in events.Images(tag)] for tag in events.Tags()["images"]}
+
+
+def scalars(trainer):
+    events = EventAccumulator(trainer.logger.log_dir, size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+class Metrics(pytorch_lightning.Callback):
+    """What the run told its progress bar and its other callbacks, step by step."""
+
+    def __init__(self):
+        self.log_of_steps = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.log_of_steps.append({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"images": "random", "target": "weight"}, {"images": "hardest", "target": "input"}]
+)
+def test_training_keeps_every_bit(tmp_path, flags):
+    runs = []
+    for watched in (False, True):
+        pytorch_lightning.seed_everything(7, verbose=False)
+        module, metrics = lit(), Metrics()
+        callback = NormGradCallback(every_n_steps=1, num_images=2, on_error="raise", **flags)
+        trainer = fit(
+            module,
+            [metrics, callback] if watched else [metrics],
+            tmp_path / str(watched),
+            max_epochs=3,
+            accumulate_grad_batches=3,
+            gradient_clip_val=0.5,
+        )
+        assert bool(callback.maps) == watched
+        optimizer = trainer.optimizers[0].state_dict()
+        runs.append(
+            {
+                "weights and buffers": [*module.state_dict().values()],
+                "momentum": [s["momentum_buffer"] for s in optimizer["state"].values()],
+                "groups": optimizer["param_groups"],
+                "gradients": [p.grad for p in module.parameters()],
+                "torch": torch.get_rng_state(),
+                "numpy": np.random.get_state()[1].tolist(),
+                "python": random.getstate(),
+                "attributes": sorted(vars(module)),
+                "own attributes": module.seen,
+                "hooks": [[len(m._forward_hooks), len(m._forward_pre_hooks)] for m in module.modules()],
+                "metrics": metrics.log_of_steps,
+                "scalars": scalars(trainer),
+                "steps": trainer.global_step,
+            }
+        )
+    plain, watched = runs
+    assert plain["steps"] == 6
+    assert len(plain["scalars"]["loss_step"]) > 3
+    for what in plain:
+        assert _same(plain[what], watched[what]), what
+
+
+def _same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_lightning_runs_it(tmp_path, package):
+    callback = NormGradCallback(every_n_steps=2, on_error="raise")
+    trainer = fit(lit(PACKAGES[package]), [callback], tmp_path, PACKAGES[package])
+    assert panels(trainer) == {
+        "normgrad_order0/00_net.stage1": [0, 2, 4],
+        "normgrad_order0/01_net.stage2": [0, 2, 4],
+        "normgrad_order0/02_net.stage3": [0, 2, 4],
+    }
+
+
+def test_it_may_stand_alone_as_callbacks_argument(tmp_path):
+    callback = NormGradCallback()
+    fit(lit(), callback, tmp_path)
+    assert callback.maps
+
+
+ONE_IN_THE_OTHER = """
+import {first}, normgrad_lightning, sys
+from normgrad_lightning import NormGradCallback
+import {second} as pl
+import torch
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0]).square().sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+callback = NormGradCallback(on_error="raise")
+assert not isinstance(callback, pl.Callback)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 3, 8, 8)), batch_size=2)
+pl.Trainer(max_epochs=1, callbacks=[callback], default_root_dir=sys.argv[1], enable_progress_bar=False).fit(Lit(), data)
+assert list(callback.maps) == ["net.0"], callback.maps
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("pytorch_lightning", "lightning.pytorch"), ("lightning.pytorch", "pytorch_lightning")]
+)
+def test_a_callback_of_the_one_runs_in_the_others_trainer(tmp_path, first, second):
+    script = ONE_IN_THE_OTHER.format(first=first, second=second)
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_maps_are_those_of_the_weights_before_the_update(tmp_path):
+    module = lit()
+    plain = copy.deepcopy(module)
+    plain.training_step = lambda batch, batch_idx: None
+    callback = NormGradCallback(every_n_steps=100, num_images=3, on_error="raise")
+    loader = data(shuffle=False)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    fit(module, [callback], tmp_path, loader=loader, max_steps=1)
+
+    torch.set_rng_state(state)
+    images, labels = next(iter(loader))
+    with NormGrad(plain.net, "stage*", num_images=3) as recorder:
+        seen = images + 0.1 * torch.randn_like(images)
+        F.cross_entropy(plain.net(seen), labels).backward()
+    assert torch.equal(callback.inputs, seen[:3])
+    for name, m in recorder.maps.items():
+        torch.testing.assert_close(callback.maps[f"net.{name}"], m)
+
+
+def test_the_image_shown_is_what_the_network_saw(tmp_path):
+    class Augmented(type(lit())):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch[0].flip(3) * 5, batch[1]), batch_idx)
+
+    module = lit()
+    original = module.net.forward
+    saw = []
+
+    def forward(x):
+        saw.append(x.detach().clone())
+        return original(x)
+
+    module.net.forward = forward
+    callback = NormGradCallback(num_images=2)
+    fit(module, [callback], tmp_path, limit_train_batches=1)
+    assert torch.equal(callback.inputs, saw[0][:2])
+
+
+@pytest.mark.parametrize(
+    ("every", "accumulate", "batches", "expected"),
+    [(1, 1, 3, [0, 1, 2]), (2, 1, 5, [0, 2, 4]), (1, 3, 6, [0, 1]), (2, 2, 6, [0, 2]), (100, 1, 4, [0])],
+)
+def test_events_follow_optimizer_steps(tmp_path, every, accumulate, batches, expected):
+    trainer = fit(
+        lit(),
+        [NormGradCallback(every_n_steps=every)],
+        tmp_path,
+        limit_train_batches=batches,
+        accumulate_grad_batches=accumulate,
+    )
+    assert set(map(tuple, panels(trainer).values())) == {tuple(expected)}
+
+
+def test_accumulated_batches_do_not_change_raw_values(tmp_path):
+    values = []
+    for accumulate in (1, 3):
+        callback = NormGradCallback(every_n_steps=100, on_error="raise")
+        torch.manual_seed(0)
+        fit(lit(), [callback], tmp_path, loader=data(shuffle=False), accumulate_grad_batches=accumulate)
+        values.append(callback.maps["net.stage2"])
+    torch.testing.assert_close(values[0], values[1], rtol=1e-5, atol=0)
+
+
+def test_steps_that_come_in_twos_are_not_missed(tmp_path):
+    """Two optimizers advance the global step by two: odd multiples are passed over, but no event is."""
+
+    class Two(type(lit())):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.net.parameters(), 0.01), torch.optim.SGD(self.net.fc.parameters(), 0.01)], []
+
+    trainer = fit(Two(), [NormGradCallback(every_n_steps=3, on_error="raise")], tmp_path)
+    assert set(map(tuple, panels(trainer).values())) == {(0, 4, 6, 10)}
+
+
+def test_validation_and_sanity_checks_are_not_recorded(tmp_path):
+    callback = NormGradCallback(every_n_steps=1, on_error="raise")
+    module = lit()
+    trainer = pytorch_lightning.Trainer(
+        max_epochs=1,
+        callbacks=[callback],
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=2,
+        val_check_interval=2,
+        accelerator="cpu",
+    )
+    trainer.fit(module, data(), data())
+    assert set(map(tuple, panels(trainer).values())) == {(0, 1, 2, 3, 4, 5)}
+    trainer.validate(module, data(), verbose=False)
+    assert _hooks(module) == 0
+
+
+def test_hardest_images_are_those_with_most_signal(tmp_path):
+    runs = {}
+    for images in ("first", "hardest"):
+        callback = NormGradCallback(num_images=4 if images == "first" else 2, images=images)
+        torch.manual_seed(0)
+        fit(lit(), [callback], tmp_path, loader=data(shuffle=False), limit_train_batches=1)
+        runs[images] = callback
+    shares = sum(m.flatten(1).sum(1) / m.sum() for m in runs["first"].maps.values())
+    order = shares.argsort(descending=True)[:2]
+    assert torch.equal(runs["hardest"].inputs, runs["first"].inputs[order])
+    assert torch.equal(runs["hardest"].maps["net.stage2"], runs["first"].maps["net.stage2"][order])
+
+
+def test_random_images_are_drawn_anew_and_go_on_after_a_resume(tmp_path):
+    class Watch(pytorch_lightning.Callback):
+        def __init__(self, callback):
+            self.callback, self.shown = callback, []
+
+        def on_train_batch_end(self, *_):
+            self.shown.append(self.callback.inputs[:, 0, 0, 0].tolist())
+
+    def run(epochs, checkpoint=None):
+        callback = NormGradCallback(images="random", num_images=3, every_n_steps=1)
+        watch = Watch(callback)
+        torch.manual_seed(0)
+        module = lit()
+        module.training_step = lambda batch, batch_idx: F.cross_entropy(module.net(batch[0]), batch[1])
+        trainer = pytorch_lightning.Trainer(
+            max_epochs=epochs, callbacks=[callback, watch], default_root_dir=tmp_path, logger=False, accelerator="cpu",
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(module, data(shuffle=False, batch_size=8), ckpt_path=checkpoint)
+        return watch.shown, trainer
+
+    whole, _ = run(2)
+    half, trainer = run(1)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    rest, _ = run(2, tmp_path / "half.ckpt")
+    assert len(whole) == 6
+    assert len({tuple(shown) for shown in whole}) == 6
+    assert half + rest == whole
+
+
+def test_a_resumed_run_goes_on_with_its_schedule(tmp_path):
+    first = NormGradCallback(every_n_steps=4)
+    trainer = fit(lit(), [first], tmp_path, max_epochs=1)
+    assert next(iter(panels(trainer).values())) == [0, 4]
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    again = pytorch_lightning.Trainer(
+        max_epochs=2, callbacks=[NormGradCallback(every_n_steps=4)], default_root_dir=tmp_path, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    again.fit(lit(), data(), ckpt_path=tmp_path / "a.ckpt")
+    assert next(iter(panels(again).values())) == [8]
+
+
+def test_the_layers_are_announced_once_by_name(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("pytorch_lightning"), "propagate", True)
+    fit(lit(), [NormGradCallback(every_n_steps=1)], tmp_path)
+    told = [record.getMessage() for record in caplog.records if "NormGrad" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("NormGrad reads net.stage1, net.stage2, net.stage3 (auto); panels go to TensorBoard (")
+
+
+def _hooks(module):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
+
+
+@pytest.mark.parametrize("how", ["well", "an error", "Ctrl-C"])
+def test_hooks_are_gone_however_training_ends(tmp_path, how):
+    module = lit()
+    if how != "well":
+        error = KeyboardInterrupt() if how == "Ctrl-C" else RuntimeError("boom")
+
+        def training_step(batch, batch_idx):
+            if batch_idx == 2:
+                assert _hooks(module) > 0
+                raise error
+            return F.cross_entropy(module.net(batch[0]), batch[1])
+
+        module.training_step = training_step
+        with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):
+            fit(module, [NormGradCallback()], tmp_path)
+    else:
+        fit(module, [NormGradCallback()], tmp_path)
+    assert _hooks(module) == 0
+
+
+def test_one_callback_serves_two_fits(tmp_path):
+    callback = NormGradCallback(every_n_steps=4)
+    for i in range(2):
+        trainer = fit(lit(), [callback], tmp_path / str(i))
+        assert next(iter(panels(trainer).values())) == [0, 4]
+
+
+def test_switched_off_it_attaches_nothing(tmp_path):
+    module, callback = lit(), NormGradCallback(enabled=False)
+    counts = []
+    module.on_train_batch_start = lambda *_: counts.append(_hooks(module))
+    trainer = fit(module, [callback], tmp_path)
+    assert set(counts) == {0}
+    assert callback.maps == {}
+    assert panels(trainer) == {}
+
+
+# What the user gets wrong is told before the first batch.
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            {"every_n_steps": 0},
+            "`every_n_steps`: expected a whole number of at least 1, but got 0.*set `enabled=False`",
+        ),
+        ({"every_n_steps": 2.5}, "`every_n_steps`: expected a whole number"),
+        ({"num_images": 0}, "`num_images`: expected a whole number of at least 1, but got 0"),
+        ({"num_images": True}, "`num_images`: expected a whole number of at least 1, but got True"),
+        ({"tile_size": 4}, "`tile_size`: expected a whole number of at least 16, but got 4"),
+        ({"images": "last"}, "`images`: expected one of 'first', 'random', 'hardest', but got 'last'"),
+        ({"target": "weights"}, "`target`: expected one of 'output', 'input', 'weight', but got 'weights'"),
+        ({"scale": "batch"}, "`scale`: expected one of 'image', 'shared', but got 'batch'"),
+        ({"on_error": "ignore"}, "`on_error`: expected one of 'warn', 'raise', but got 'ignore'"),
+        ({"layers": 5}, '`layers`: expected "auto", a layer\'s name, a glob or a list of these, but got 5'),
+        ({"colormap": "infrno"}, "`colormap`: expected the name of a colour map.*did you mean 'inferno'"),
+        ({"opacity": 1.5}, r"`opacity`: expected a number from 0 \(image only\) to 1 \(map only\), but got 1.5"),
+        ({"mean": "imagenet"}, "`mean`: expected None, a number, or one number for each channel, but got 'imagenet'"),
+        ({"std": [0.2, None]}, "`std`: expected None, a number, or one number for each channel"),
+        ({"token_grid": (0, 3)}, r"`token_grid`: expected None or the sizes \(rows, columns\), but got \(0, 3\)"),
+    ],
+)
+def test_a_wrong_flag_is_told_at_once(flags, told):
+    with pytest.raises(ValueError, match=told):
+        NormGradCallback(**flags)
+
+
+def test_an_unknown_flag_is_told_at_once():
+    with pytest.raises(TypeError, match="every_n_step"):
+        NormGradCallback(every_n_step=5)
+
+
+def test_a_layer_that_is_not_there_is_told_before_the_first_batch(tmp_path):
+    module, started = lit(), []
+    module.on_train_batch_start = lambda *_: started.append(1)
+    with pytest.raises(ValueError, match=r"'net.stage4' matches none. Nearest names: net.stage3"):
+        fit(module, [NormGradCallback(layers="net.stage4")], tmp_path)
+    assert started == []
+    assert _hooks(module) == 0
+
+
+# What goes wrong on the way is one warning, and training goes on, to the same bits.
+
+
+def finished(folder, callback, change=lambda module: None, loader=None, **options):
+    """The final weights, and what was warned of, of a run with this callback."""
+    pytorch_lightning.seed_everything(3, verbose=False)
+    module = lit()
+    change(module)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = fit(module, [callback] if callback else [], folder, loader=loader, **options)
+    assert trainer.state.finished
+    told = [str(w.message) for w in caught if "NormGrad" in str(w.message) or "maps are written" in str(w.message)]
+    return [p.detach().clone() for p in module.parameters()], told, trainer
+
+
+def freeze(*names):
+    return lambda module: [module.get_submodule(name).requires_grad_(False) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("layers", "change", "told"),
+    [
+        ("net.fc", lambda m: None, "cannot read the layer 'net.fc': its shape (4, 5) has no spatial axis"),
+        (
+            ["net.stage1", "net.stage3"],
+            freeze("net.stem", "net.stage1"),
+            "'net.stage1': it gets no gradient, for it and all",
+        ),
+        (
+            "auto",
+            freeze("net.stem", "net.stage1", "net.stage2", "net.stage3"),
+            "found no layer to read: no layer that gives",
+        ),
+    ],
+)
+def test_layers_that_cannot_be_read_are_told_once(tmp_path, layers, change, told):
+    plain, _, _ = finished(tmp_path, None, change)
+    callback = NormGradCallback(layers=layers, every_n_steps=1)
+    weights, warned, _ = finished(tmp_path, callback, change)
+    assert all(map(torch.equal, plain, weights))
+    assert len(warned) == 1
+    assert told in warned[0]
+    assert list(callback.maps) == (["net.stage3"] if isinstance(layers, list) else [])
+
+
+class Tabular(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_batch_without_an_image_is_told_once(tmp_path):
+    loader = DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=2)
+    with pytest.warns(UserWarning, match="no module was given an image") as caught:
+        trainer = fit(Tabular(), [NormGradCallback(every_n_steps=1)], tmp_path, loader=loader)
+    assert trainer.global_step == 4
+    assert sum("no module was given an image" in str(w.message) for w in caught) == 1
+
+
+def test_a_module_that_computes_no_gradient_is_told(tmp_path):
+    module = lit()
+    module.automatic_optimization = False
+    module.training_step = lambda batch, batch_idx: module.net(batch[0]).detach().sum()
+    with pytest.warns(UserWarning, match="no layer that gives features on a grid gets a gradient"):
+        fit(module, [NormGradCallback(every_n_steps=1)], tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"logger": False}, {"fast_dev_run": 2}])
+def test_without_a_logger_there_are_maps_but_no_files(tmp_path, options):
+    callback = NormGradCallback(every_n_steps=1, on_error="raise")
+    plain, _, _ = finished(tmp_path / "plain", None, **options)
+    weights, told, _ = finished(tmp_path / "run", callback, **options)
+    assert all(map(torch.equal, plain, weights))
+    assert told == []
+    assert list(callback.maps) == ["net.stage1", "net.stage2", "net.stage3"]
+    assert list(tmp_path.rglob("*.jpg")) == list(tmp_path.rglob("events*")) == []
+
+
+def test_a_logger_without_images_gets_files(tmp_path):
+    callback = NormGradCallback(every_n_steps=3, on_error="raise")
+    _, told, trainer = finished(tmp_path, callback, logger=CSVLogger(tmp_path))
+    folder = f"{trainer.logger.log_dir}/normgrad"
+    assert told == [f"CSVLogger takes no images here; maps are written to {folder}"]
+    files = sorted(str(p.relative_to(folder)) for p in tmp_path.rglob("*.jpg"))
+    assert files == [
+        f"normgrad_order0/0{i}_net.stage{i + 1}/step_0000000{step}.jpg" for i in range(3) for step in (0, 3)
+    ]
+
+
+def test_every_logger_gets_the_panels(tmp_path):
+    loggers = [TensorBoardLogger(tmp_path, "a"), CSVLogger(tmp_path, "b"), TensorBoardLogger(tmp_path, "c")]
+    fit(lit(), [NormGradCallback(on_error="raise")], tmp_path, logger=loggers)
+    for board in (loggers[0], loggers[2]):
+        events = EventAccumulator(board.log_dir)
+        events.Reload()
+        assert len(events.Tags()["images"]) == 3
+    assert len(list((tmp_path / "b").rglob("*.jpg"))) == 3
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_one_warning(tmp_path):
+    """In the middle of training a file takes the folder's place: what a full or lost disk does, also to root."""
+    plain, _, _ = finished(tmp_path / "plain", None, logger=CSVLogger(tmp_path / "plain"))
+
+    def sabotage(module):
+        def lose_the_folder(batch, batch_idx):
+            folder = tmp_path / "run" / "lightning_logs" / "version_0" / "normgrad"
+            if batch_idx == 2:
+                folder.rename(tmp_path / "moved")
+                folder.write_text("in the way")
+
+        module.on_train_batch_start = lose_the_folder
+
+    callback = NormGradCallback(every_n_steps=1)
+    weights, told, _ = finished(tmp_path / "run", callback, sabotage, logger=CSVLogger(tmp_path / "run"))
+    assert all(map(torch.equal, plain, weights))
+    assert len(list(tmp_path.rglob("*.jpg"))) == 2 * 3
+    failures = [sentence for sentence in told if "failed" in sentence]
+    assert len(failures) == 1
+    assert "NormGrad failed at writing to" in failures[0]
+    assert "training goes on: NotADirectoryError" in failures[0]
+    assert callback.maps
+
+
+def test_a_writer_that_fails_does_not_keep_the_others_from_writing(tmp_path):
+    broken, sound = CSVLogger(tmp_path, "broken"), TensorBoardLogger(tmp_path, "sound")
+    (tmp_path / "broken" / "version_0").mkdir(parents=True)
+    broken._version = 0
+    (tmp_path / "broken" / "version_0" / "normgrad").write_text("in the way")
+    with pytest.warns(UserWarning, match="NormGrad failed at writing to"):
+        fit(lit(), [NormGradCallback(every_n_steps=3)], tmp_path, logger=[broken, sound])
+    events = EventAccumulator(sound.log_dir)
+    events.Reload()
+    assert {tag: len(events.Images(tag)) for tag in events.Tags()["images"]} == {
+        f"normgrad_order0/0{i}_net.stage{i + 1}": 2 for i in range(3)
+    }
+
+
+@pytest.mark.parametrize("place", ["panel", "input_tiles", "_signal"])
+def test_a_failure_of_ours_is_one_warning_or_an_error_as_asked(tmp_path, monkeypatch, place):
+    def broken(*args, **kwargs):
+        raise RuntimeError("we are broken")
+
+    plain, _, _ = finished(tmp_path / "plain", None)
+    monkeypatch.setattr(f"normgrad_lightning.callback.{place}", broken)
+    weights, told, _ = finished(tmp_path / "run", NormGradCallback(every_n_steps=1, images="hardest"))
+    assert all(map(torch.equal, plain, weights))
+    assert len(told) == 1
+    assert "training goes on: RuntimeError: we are broken" in told[0]
+    with pytest.raises(RuntimeError, match="we are broken"):
+        finished(tmp_path / "raise", NormGradCallback(every_n_steps=1, images="hardest", on_error="raise"))
+
+
+def test_a_failure_inside_a_hook_is_one_warning_for_each_layer(tmp_path, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("we are broken")
+
+    plain, _, _ = finished(tmp_path / "plain", None)
+    monkeypatch.setattr("normgrad_lightning.capture.channel_norm", broken)
+    weights, told, _ = finished(tmp_path / "run", NormGradCallback(layers="net.stage2", every_n_steps=1))
+    assert all(map(torch.equal, plain, weights))
+    assert told == ["NormGrad cannot read the layer 'net.stage2': RuntimeError: we are broken."]
+    with pytest.raises(RuntimeError, match="we are broken"):
+        finished(tmp_path, NormGradCallback(layers="net.stage2", on_error="raise"))
+
+
+def test_steps_whose_gradients_are_not_finite_are_skipped_and_counted(tmp_path):
+    def poison(module):
+        step = module.training_step
+        module.training_step = lambda batch, batch_idx: (
+            step(batch, batch_idx) * (math.inf if batch_idx in (1, 4) else 1.0)
+        )
+        module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), 0.0)
+
+    callback = NormGradCallback(every_n_steps=1)
+    _, told, _ = finished(tmp_path, callback, poison)
+    assert callback.skipped >= 1
+    assert any("not finite" in sentence for sentence in told)
+    assert all(m.isfinite().all() for m in callback.maps.values())

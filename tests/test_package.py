@@ -1,0 +1,88 @@
+"""The package as such: light to import, its modules in order, what it says of itself true."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import normgrad_lightning
+
+PACKAGE = Path(normgrad_lightning.__file__).parent
+
+# What each module may import of the package. Nothing else, so that no arrow is ever turned round.
+ARROWS = {
+    "__init__": {"functional", "callback", "capture", "layers", "passes"},
+    "functional": set(),
+    "hooks": set(),
+    "isolation": set(),
+    "tokens": set(),
+    "render": set(),
+    "loggers": set(),
+    "layers": {"hooks", "isolation", "tokens"},
+    "capture": {"functional", "hooks", "layers", "tokens"},
+    "passes": {"capture", "isolation", "layers"},
+    "callback": {"capture", "layers", "loggers", "render"},
+}
+OUTSIDE = {
+    "functional": {"torch"},
+    "hooks": {"torch"},
+    "isolation": {"torch", "numpy"},
+    "tokens": {"torch"},
+    "layers": {"torch"},
+    "capture": {"torch"},
+    "passes": {"torch"},
+    "render": {"numpy", "PIL", "cmap"},
+    "loggers": {"tensorboard"},
+    "callback": {"torch", "pytorch_lightning"},
+    "__init__": set(),
+}
+
+
+def imports(module):
+    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.module == "normgrad_lightning":
+                yield from (f"normgrad_lightning.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def test_every_module_is_in_the_table():
+    assert {path.stem for path in PACKAGE.glob("*.py")} == set(ARROWS)
+
+
+@pytest.mark.parametrize("module", ARROWS)
+def test_dependencies_point_one_way(module):
+    names = [name.split(".") for name in imports(module)]
+    assert {parts[1] for parts in names if parts[0] == "normgrad_lightning"} == ARROWS[module]
+    others = {parts[0] for parts in names} - {"normgrad_lightning"}
+    assert {name for name in others if name not in sys.stdlib_module_names} == OUTSIDE[module]
+
+
+def modules_after(code):
+    script = f"{code}\nimport sys; print(*sys.modules)"
+    return set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    heavy = {"torch", "numpy", "pytorch_lightning", "lightning", "tensorboard", "PIL", "cmap"}
+    assert not heavy & modules_after("import normgrad_lightning; dir(normgrad_lightning)")
+
+
+def test_the_parts_without_lightning_do_not_load_it():
+    loaded = modules_after("from normgrad_lightning import NormGrad, order0_maps, select_layers, functional")
+    assert "torch" in loaded
+    assert not {"pytorch_lightning", "lightning", "tensorboard"} & loaded
+
+
+def test_every_public_name_is_there():
+    for name in normgrad_lightning.__all__:
+        assert getattr(normgrad_lightning, name).__doc__
+    with pytest.raises(AttributeError, match="has no attribute 'NormGradient'"):
+        normgrad_lightning.NormGradient  # noqa: B018

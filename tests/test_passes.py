@@ -1,0 +1,156 @@
+"""Passes of our own: the right maps at the lowest price, and no trace."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import ResNet, UNet, ViT, batch
+from torch import nn
+
+from normgrad_lightning import NormGrad, order0_maps
+
+
+def loss_fn(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("target", ["output", "input", "weight"])
+@pytest.mark.parametrize("layers", ["stage*", ["stage1.conv2", "stage3.*"], "auto"])
+def test_its_maps_are_those_of_a_recorded_backward(target, layers):
+    torch.manual_seed(0)
+    if target == "weight" and layers != "auto":
+        layers = "**.conv?"
+    model, images_labels = ResNet().double().eval(), batch(dtype=torch.float64)
+    maps = order0_maps(model, loss_fn, images_labels, layers, target=target)
+    with NormGrad(model, list(maps), target=target) as recorder:
+        loss_fn(model, images_labels).backward()
+    assert len(maps) >= 3
+    assert list(maps) == list(recorder.maps)
+    for name, m in maps.items():
+        torch.testing.assert_close(m, recorder.maps[name], rtol=1e-10, atol=1e-12)
+        assert m.sum() > 0
+
+
+def test_transformers_and_segmenters_too():
+    vit, images_labels = ViT().eval(), batch(2, (32, 48))
+    assert {m.shape for m in order0_maps(vit, loss_fn, images_labels).values()} == {(2, 4, 6)}
+    masks = torch.zeros(2, 32, 48, dtype=torch.long)
+    shapes = {n: tuple(m.shape) for n, m in order0_maps(UNet(), loss_fn, (images_labels[0], masks)).items()}
+    assert shapes == {"bottom.2": (2, 8, 12), "merge2.1": (2, 16, 24), "head": (2, 32, 48)}
+
+
+def test_it_leaves_no_trace():
+    model, images_labels = ResNet(dropout=0.5).train(), batch()
+    model.stage2.eval()
+    model.register_buffer("calls", torch.zeros(()))
+
+    def count(*_):
+        model.calls += 1
+
+    model.stem.register_forward_hook(count)
+    loss_fn(model, images_labels).backward()
+    before = copy.deepcopy([*model.state_dict().values(), *(p.grad for p in model.parameters())])
+    modes = [m.training for m in model.modules()]
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    fired = []
+    model.stem.weight.register_hook(lambda g: fired.append(1))
+
+    def noisy_loss(model, batch):
+        torch.rand(3), np.random.rand(), random.random()
+        return loss_fn(model, batch)
+
+    order0_maps(model, noisy_loss, images_labels)
+    after = [*model.state_dict().values(), *(p.grad for p in model.parameters())]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert modes == [m.training for m in model.modules()]
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all()
+    assert states[2] == random.getstate()
+    assert fired == []
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    assert hooks == 1
+
+
+def test_it_leaves_no_trace_when_the_loss_raises():
+    model, images_labels = ResNet().train(), batch()
+
+    def broken(model, batch):
+        model(batch[0])
+        raise RuntimeError("boom")
+
+    weights = [p for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="boom"):
+        order0_maps(model, broken, images_labels, "stage*")
+    assert model.training
+    assert all(a is b for a, b in zip(weights, model.parameters(), strict=True))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_frozen_model_can_be_looked_at():
+    model, images_labels = ResNet().eval(), batch()
+    maps = order0_maps(model, loss_fn, images_labels, "stage*")
+    frozen = order0_maps(model.requires_grad_(False), loss_fn, images_labels, "stage*")
+    assert all(torch.equal(maps[name], frozen[name]) for name in maps)
+
+
+def test_no_weight_gradient_is_computed_and_nothing_below_the_lowest_layer_is_kept():
+    """Counted by autograd itself: what it saves, and which backward functions run."""
+    model, images_labels = ResNet().eval(), batch()
+    saved, ran = [], []
+
+    def count(layers):
+        saved.clear(), ran.clear()
+
+        def loss_with_spies(model, batch):
+            loss = loss_fn(model, batch)
+            stack, seen = [loss.grad_fn], set()
+            while stack:
+                node = stack.pop()
+                if node is None or node in seen:
+                    continue
+                seen.add(node)
+                ran.append(type(node).__name__)
+                stack.extend(parent for parent, _ in node.next_functions)
+            return loss
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            order0_maps(model, loss_with_spies, images_labels, layers)
+        return ran.count("ConvolutionBackward0"), ran.count("AccumulateGrad")
+
+    # Above stage2: stage3 has two convolutions and a shortcut. The leaf at stage2 is the only one there is.
+    assert count("stage2") == (3, 1)
+    assert not any(t.shape[1:] == (8, 16, 24) for t in saved)
+    assert count("stage3") == (0, 1)
+    assert count("stem") == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda m, b: m(b[0]), r"`loss_fn`: expected a scalar tensor, but got a tensor of shape \(4, 5\). Reduce it"),
+        (lambda m, b: 3.0, "`loss_fn`: expected a scalar tensor, but got 'float'"),
+        (lambda m, b: torch.ones(()), "expected a loss that depends on the chosen layers"),
+        (lambda m, b: m(b[0]).detach().sum(), "expected a loss that depends on the chosen layers"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_told(loss, told):
+    with pytest.raises(ValueError, match=told):
+        order0_maps(ResNet(), loss, batch(), "stage1")
+
+
+def test_auto_without_a_grid_is_told():
+    model = nn.Sequential(nn.Linear(4, 2))
+    with pytest.raises(ValueError, match='"auto" found no layer that gives features on a grid'):
+        order0_maps(model, lambda m, x: m(x).sum(), torch.randn(2, 4))
+
+
+def test_images_that_ask_for_gradients_change_nothing():
+    model, (images, labels) = ResNet().eval(), batch()
+    maps = order0_maps(model, loss_fn, (images, labels), "stage*")
+    wanting = images.clone().requires_grad_()
+    again = order0_maps(model, loss_fn, (wanting, labels), "stage*")
+    assert all(torch.equal(maps[name], again[name]) for name in maps)
+    assert wanting.grad is None
