@@ -22,10 +22,14 @@ from normgrad_lightning.render import SCALES, check_colormap, input_tiles, jpeg,
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
-    # `lightning.pytorch` and `pytorch_lightning` hold two copies of one class: be a callback of whichever is in use.
-    _LIGHTNINGS = ("pytorch_lightning", "lightning.pytorch")
-    _LOADED = [name for name in _LIGHTNINGS if name in sys.modules] or _LIGHTNINGS[:1]
-    Callback = type("Callback", tuple(import_module(name).Callback for name in _LOADED), {})
+
+    def _loaded_callbacks() -> tuple[type, ...]:
+        """The `Callback` of each Lightning in use: `lightning.pytorch` and `pytorch_lightning` hold a copy each."""
+        lightnings = ("pytorch_lightning", "lightning.pytorch")
+        loaded = [name for name in lightnings if name in sys.modules]
+        return tuple(import_module(name).Callback for name in loaded or lightnings[:1])
+
+    Callback = type("Callback", _loaded_callbacks(), {})
 
 IMAGES = {
     "first": "the first of the batch",
@@ -92,6 +96,8 @@ class NormGradCallback(Callback):
         channels_last: bool | None = None,
         on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
+        if not TYPE_CHECKING:
+            Callback.__bases__ = _loaded_callbacks()  # the other Lightning may have come since our import
         super().__init__()
         check_spec(layers)
         _check_choice("target", target, TARGETS)

@@ -24,7 +24,7 @@ def run_isolated(model: nn.Module, function: Callable[[nn.Module], Any]) -> Any:
     The stand-ins ask for no gradient: autograd starts where a hook makes it start.
     """
     with eval_mode(model), preserved_rng(model):
-        return torch.func.functional_call(_Applied(model, function), stand_ins(model))
+        return torch.func.functional_call(_Applied(model, function), stand_ins(model), ())
 
 
 def stand_ins(model: nn.Module) -> dict[str, Tensor]:
