@@ -1,0 +1,43 @@
+"""The demo as a user runs it, whole."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+DEMO = Path(__file__).parent.parent / "examples" / "01_where_does_it_learn.py"
+
+
+@pytest.mark.slow
+def test_the_signal_moves_onto_the_objects(tmp_path):
+    run = subprocess.run(
+        [sys.executable, str(DEMO), "--out", "out", "--seed", "11"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    report = run.stdout.partition("How much of the training signal")[2]
+
+    number = r"\s+([\d.]+)%"
+    rows = re.findall(rf"^(\S+)\s+(\d+)×\d+{number}{number}", report, flags=re.MULTILINE)
+    area = float(re.search(r"part of the area: ([\d.]+)%", report)[1])
+    assert [(layer, int(size)) for layer, size, _, _ in rows] == [
+        ("stem.2", 64),
+        ("stage1", 32),
+        ("stage2", 16),
+        ("stage3", 8),
+    ]
+    for _, _, start, end in rows[-2:]:
+        assert float(end) > 1.7 * area
+        assert float(end) > 1.2 * float(start)
+    assert float(re.search(r"validation accuracy\s+([\d.]+)%", report)[1]) > 60
+
+    assert "tensorboard --logdir out" in report
+    sheet = Image.open(tmp_path / re.search(r"contact sheet\s+(\S+)", report)[1])
+    assert sheet.width > 900
+    events = EventAccumulator(str(next((tmp_path / "out").rglob("events*")).parent))
+    events.Reload()
+    assert len(events.Tags()["images"]) == 4
+    assert "Warning" not in run.stderr

@@ -1,0 +1,59 @@
+"""What the README says is so."""
+
+import doctest
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import ResNet, batch
+
+from normgrad_lightning import NormGradCallback, callback, capture
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_flags_table_is_the_signature():
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", README, flags=re.MULTILINE)
+    signature = inspect.signature(NormGradCallback.__init__).parameters
+    told = {name: eval(default) for name, default in rows}
+    assert told == {name: p.default for name, p in signature.items() if name != "self"}
+    assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.items() if name != "self")
+
+
+def snippet(word):
+    return next(code for code in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if word in code)
+
+
+def test_the_loop_of_ones_own_runs_as_written():
+    model, (images, labels) = ResNet(), batch(12)
+    world = {
+        "model": model,
+        "loader": [(images, labels)] * 2,
+        "loss_fn": F.cross_entropy,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+    }
+    exec(snippet("with NormGrad"), world)
+    assert {name: len(m) for name, m in world["recorder"].maps.items()} == {"stage1": 8, "stage2": 8, "stage3": 8}
+
+
+def test_the_pass_for_given_images_runs_as_written():
+    images, labels = batch()
+    world = {"model": ResNet(), "images": images, "labels": labels, "loss_fn": F.cross_entropy}
+    exec(snippet("order0_maps("), world)
+    assert list(world["maps"]) == ["stage1", "stage2", "stage3"]
+
+
+@pytest.mark.parametrize("module", [callback, capture])
+def test_the_docstrings_examples_run(module):
+    results = doctest.testmod(module)
+    assert results.attempted >= 3
+    assert results.failed == 0
+
+
+def test_its_pictures_are_there():
+    for path in re.findall(r"!\[.*?\]\((.+?)\)", README):
+        assert (ROOT / path).stat().st_size > 10_000
