@@ -93,7 +93,7 @@ def open_images_tab(browser, address, panels):
 
 if __name__ == "__main__":
     logdir, picture = sys.argv[1:]
-    with tensorboard(logdir) as url, chromium(1340, 1000) as page:
+    with tensorboard(logdir) as url, chromium(1120, 1290) as page:
         open_images_tab(page, url, 1)
         time.sleep(3)
         Path(picture).write_bytes(page.get_screenshot_as_png())
