@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+import random
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from normgrad_lightning.capture import NormGrad
-from normgrad_lightning.layers import AUTO, TARGETS, check_spec, match_layers
+from normgrad_lightning.checks import (
+    check_choice,
+    check_flag,
+    check_grid,
+    check_normalisation,
+    check_opacity,
+    check_whole,
+)
+from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers
 from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.render import SCALES, check_colormap, input_tiles, jpeg, panel
 
@@ -99,19 +107,20 @@ class NormGradCallback(Callback):
         if not TYPE_CHECKING:
             Callback.__bases__ = _loaded_callbacks()  # the other Lightning may have come since our import
         super().__init__()
+        check_flag("enabled", enabled)
         check_spec(layers)
-        _check_choice("target", target, TARGETS)
-        _check_choice("images", images, IMAGES)
-        _check_choice("scale", scale, SCALES)
-        _check_choice("on_error", on_error, ON_ERROR)
-        _check_whole("every_n_steps", every_n_steps, 1)
-        _check_whole("num_images", num_images, 1)
-        _check_whole("tile_size", tile_size, 16)
-        _check_numbers("mean", mean)
-        _check_numbers("std", std)
-        _check_opacity(opacity)
-        _check_grid(token_grid)
+        check_choice("target", target, TARGETS)
+        check_whole("every_n_steps", every_n_steps, 1, " To switch the callback off, set `enabled=False`.")
+        check_whole("num_images", num_images, 1)
+        check_choice("images", images, IMAGES)
+        check_normalisation(mean, std)
         check_colormap(colormap)
+        check_opacity(opacity)
+        check_choice("scale", scale, SCALES)
+        check_whole("tile_size", tile_size, 16)
+        check_grid(token_grid)
+        check_flag("channels_last", channels_last, or_none=True)
+        check_choice("on_error", on_error, ON_ERROR)
         self.enabled = enabled
         self.layers = layers
         self.target = target
@@ -138,21 +147,31 @@ class NormGradCallback(Callback):
         self._loss_scale = 1.0
         self._announced = False
         self._warned: set[str] = set()
-        self._generator = torch.Generator().manual_seed(RANDOM_SEED)
+        self._random = random.Random(RANDOM_SEED)
+        self._saw_backward = False
+        self._numbers: dict[str, int] = {}
 
     @property
     def state_key(self) -> str:
         """Tells callbacks of one Trainer that look at different things apart, in a checkpoint."""
-        return self._generate_state_key(layers=self.layers, target=self.target)
+        return self._generate_state_key(layers=self.layers, target=self.target, images=self.images)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with its schedule and its random images."""
-        return {"last_event": self._last_event, "generator": self._generator.get_state()}
+        version, numbers, gauss = self._random.getstate()
+        return {"last_event": self._last_event, "random": [version, list(numbers), gauss]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
         self._last_event = state_dict["last_event"]
-        self._generator.set_state(state_dict["generator"])
+        version, numbers, gauss = state_dict["random"]
+        self._random.setstate((version, tuple(numbers), gauss))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy carries (as for spawned processes): nothing that belongs to this one's run."""
+        of_the_trainer = ("log", "log_dict")  # it sets these to methods of the module
+        own = {name: value for name, value in self.__dict__.items() if name not in of_the_trainer}
+        return {**own, "_recorder": None, "_writers": [], "_event": None}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find out where panels go."""
@@ -169,6 +188,11 @@ class NormGradCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the layers' names on every rank; put the hooks on at rank 0."""
         if not self.enabled:
+            return
+        if is_compiled(pl_module):
+            self._complain(
+                "NormGrad shows nothing: it does not look into compiled code, and the whole module is compiled."
+            )
             return
         if self.layers != AUTO:
             match_layers(pl_module, self.layers, self.target)
@@ -187,14 +211,15 @@ class NormGradCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin an event if one is due: from here on the hooks look at what passes."""
         if self._recorder is not None and self._is_due(trainer.global_step):
-            self._event = self._last_event = trainer.global_step
-            self._loss_scale = 1.0
+            self._event = trainer.global_step
+            self._saw_backward, self._loss_scale = False, 1.0
             self._recorder.clear()
             self._recorder.enabled = True
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note by how much this backward's gradients are scaled, before the scale changes."""
         if self._event is not None:
+            self._saw_backward = True
             with self._guard("reading the loss scale"):
                 self._loss_scale = _loss_scale(trainer, pl_module)
 
@@ -206,6 +231,8 @@ class NormGradCallback(Callback):
             return
         step, self._event = self._event, None
         self._recorder.enabled = False
+        if self._saw_backward or self._recorder.latest_maps():  # else the batch was skipped: the event waits
+            self._last_event = step
         with self._guard("reading the maps"):
             if self._take_maps(self._recorder):
                 self._announce(trainer)
@@ -236,6 +263,11 @@ class NormGradCallback(Callback):
         maps = {name: m.cpu() * self._loss_scale for name, m in recorder.latest_maps().items()}
         for problem in recorder.new_problems():
             self._complain(problem)
+        if not recorder.has_run and self._saw_backward:
+            self._complain(
+                "NormGrad saw no layer at work: hooks work only in layers that are called as `layer(x)`, not as "
+                "`layer.forward(x)`, and that are part of the model when training starts."
+            )
         if not maps:
             return False
         if not all(bool(m.isfinite().all()) for m in maps.values()):
@@ -245,42 +277,59 @@ class NormGradCallback(Callback):
                 "`callback.skipped` counts them."
             )
             return False
+        for name in (name for name, m in maps.items() if not m.any()):
+            self._warn_once(
+                f"NormGrad: the map of {name!r} is zero everywhere, so no gradient reaches its locations. At the first "
+                "step that is so if the head's weights start at zero; always, if the head reads a class token alone.",
+                f"zero map: {name}",
+            )
         chosen = self._choose_images(maps)
         self._numbers = {name: number for number, name in enumerate(layers)}
         self.maps = {name: m[chosen] for name, m in maps.items()}
         self.inputs = None if recorder.images is None else recorder.images[chosen.to(recorder.images.device)].cpu()
         return True
 
+    @property
+    def _order0_tag(self) -> str:
+        return "normgrad_order0" if self.target == "output" else f"normgrad_order0_{self.target}"
+
     def _choose_images(self, maps: Mapping[str, Tensor]) -> Tensor:
         """The places in the batch of the images to show."""
         count = min(len(m) for m in maps.values())
+        shown = min(count, self.num_images)
         if self.images == "random":
-            order = torch.randperm(count, generator=self._generator)
-        elif self.images == "hardest":
-            order = _signal(maps, count).argsort(descending=True)
-        else:
-            order = torch.arange(count)
-        return order[: self.num_images]
+            return torch.tensor(self._random.sample(range(count), shown))
+        if self.images == "hardest":
+            return _signal(maps, count).argsort(descending=True)[:shown]
+        return torch.arange(shown)
 
     def _announce(self, trainer: Trainer) -> None:
         """Say once which layers are read and where the panels go, as Lightning says such things."""
         if self._announced:
             return
         self._announced = True
-        where = " and ".join(writer.where for writer in self._writers) or "no logger; the maps are in `callback.maps`"
+        where = " and ".join(writer.where for writer in self._writers)
+        panels = f"panels go to {where}" if where else "without a logger there are no panels, only `callback.maps`"
         how = " (auto)" if self.layers == AUTO else ""
         log = logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad")
-        log.info(f"NormGrad reads {', '.join(self._numbers)}{how}; panels go to {where}.")
+        log.info(f"NormGrad reads {', '.join(self._numbers)}{how}; {panels}.")
 
     def _show(self, step: int) -> None:
         """Draw one panel for each layer and give it to every writer."""
-        if not self._writers or self.inputs is None:
+        if not self._writers:
             return
         with self._guard("drawing"):
-            tiles = input_tiles(self.inputs.float().numpy(), mean=self.mean, std=self.std, tile_size=self.tile_size)
+            tiles = self._input_tiles()
             for name, maps in self.maps.items():
                 picture = panel(tiles, maps.numpy(), colormap=self.colormap, opacity=self.opacity, scale=self.scale)
-                self._write(f"normgrad_order0/{self._numbers[name]:02d}_{name}", step, jpeg(picture), picture.shape)
+                self._write(f"{self._order0_tag}/{self._numbers[name]:02d}_{name}", step, jpeg(picture), picture.shape)
+
+    def _input_tiles(self) -> Any:
+        """The inputs as tiles; grey ones where the network was given no image that could be found."""
+        if self.inputs is None:
+            finest = max(self.maps.values(), key=Tensor.numel)
+            return input_tiles(torch.zeros_like(finest).unsqueeze(1).numpy(), tile_size=self.tile_size)
+        return input_tiles(self.inputs.float().numpy(), mean=self.mean, std=self.std, tile_size=self.tile_size)
 
     def _write(self, tag: str, step: int, encoded: bytes, shape: Sequence[int]) -> None:
         for writer in self._writers:
@@ -307,7 +356,10 @@ class NormGradCallback(Callback):
         """Warn, unless this cause (by default, this sentence) was told before."""
         if (cause or sentence) not in self._warned:
             self._warned.add(cause or sentence)
-            warnings.warn(sentence, stacklevel=2)
+            try:
+                warnings.warn(sentence, stacklevel=2)
+            except Warning:  # warnings are errors in this run, but not ours
+                logging.getLogger(__name__).warning(sentence)
 
 
 def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
@@ -321,31 +373,3 @@ def _signal(maps: Mapping[str, Tensor], count: int) -> Tensor:
     """How much of the training signal comes from each image: its share of each layer's maps, added up."""
     totals = [m[:count].flatten(1).sum(1) for m in maps.values()]
     return torch.stack([total / total.sum().clamp_min(1e-38) for total in totals]).sum(0)
-
-
-def _check_choice(name: str, value: object, choices: Mapping[str, str]) -> None:
-    if value not in choices:
-        raise ValueError(f"`{name}`: expected one of {', '.join(map(repr, choices))}, but got {value!r}.")
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        hint = " To switch the callback off, set `enabled=False`." if name == "every_n_steps" else ""
-        raise ValueError(f"`{name}`: expected a whole number of at least {least}, but got {value!r}.{hint}")
-
-
-def _check_numbers(name: str, value: object) -> None:
-    numbers = value if isinstance(value, Sequence) else [0.0 if value is None else value]
-    if not numbers or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise ValueError(f"`{name}`: expected None, a number, or one number for each channel, but got {value!r}.")
-
-
-def _check_opacity(value: object) -> None:
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"`opacity`: expected a number from 0 (image only) to 1 (map only), but got {value!r}.")
-
-
-def _check_grid(value: object) -> None:
-    fits = isinstance(value, Sequence) and value and all(isinstance(size, int) and size > 0 for size in value)
-    if value is not None and not fits:
-        raise ValueError(f"`token_grid`: expected None or the sizes (rows, columns), but got {value!r}.")

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
 from normgrad_lightning.functional import Window, channel_norm, group_norms, group_product
-from normgrad_lightning.hooks import Hook, first_tensor
-from normgrad_lightning.layers import AUTO, TARGETS, Scout, check_spec, match_layers, named_layers
+from normgrad_lightning.hooks import Hook, current_backward, first_tensor
+from normgrad_lightning.layers import AUTO, TARGETS, Scout, check_spec, is_compiled, match_layers, named_layers
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
 
 Measure = Callable[[Tensor], Tensor]
@@ -63,10 +64,13 @@ class NormGrad:
         channels_last: bool | None = None,
     ) -> None:
         check_spec(layers)
-        if target not in TARGETS:
-            raise ValueError(f"`target`: expected one of {', '.join(map(repr, TARGETS))}, but got {target!r}.")
-        if num_images is not None and num_images < 1:
-            raise ValueError(f"`num_images`: expected a positive number or None for all, but got {num_images!r}.")
+        check_choice("target", target, TARGETS)
+        if num_images is not None:
+            check_whole("num_images", num_images, 1, " None takes all.")
+        check_grid(token_grid)
+        check_flag("channels_last", channels_last, or_none=True)
+        if is_compiled(model):
+            raise ValueError("`model`: expected a module that is not compiled. Attach to it before you compile it.")
         self._layers = named_layers(model)
         self._auto = layers == AUTO
         self._names = list(self._layers) if self._auto else match_layers(model, layers, target)
@@ -76,6 +80,8 @@ class NormGrad:
             model, target=target, num_images=num_images, token_grid=token_grid, channels_last=channels_last
         )
         self._latest: dict[str, _Latest] = {}
+        self._images: Tensor | None = None
+        self._images_of = (-1, 0)
         self._ran: dict[str, None] = {}
         self._reached: set[str] = set()
         self._reasons: dict[str, str] = {}
@@ -93,14 +99,18 @@ class NormGrad:
         """Put the hooks on."""
         if self._handles:
             return
-        self._scout.attach()
-        for name in self._names:
-            layer = self._layers[name]
-            if self._target == "input":
-                handle = layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True)
-            else:
-                handle = layer.register_forward_hook(Hook(self._see_output, name), with_kwargs=True)
-            self._handles[name] = handle
+        try:
+            self._scout.attach()
+            for name in self._names:
+                layer = self._layers[name]
+                if self._target == "input":
+                    handle = layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True)
+                else:
+                    handle = layer.register_forward_hook(Hook(self._see_output, name), with_kwargs=True)
+                self._handles[name] = handle
+        except BaseException:
+            self.detach()
+            raise
 
     def detach(self) -> None:
         """Take all hooks off; the maps stay."""
@@ -111,7 +121,8 @@ class NormGrad:
     def clear(self) -> None:
         """Forget the maps and images of earlier steps."""
         self._latest.clear()
-        self._scout.images = None
+        self._images = None
+        self._scout.clear()
 
     @property
     def enabled(self) -> bool:
@@ -142,8 +153,13 @@ class NormGrad:
 
     @property
     def images(self) -> Tensor | None:
-        """The images of the latest forward pass as the network saw them, `(N, C, *S)`."""
-        return self._scout.images
+        """The images that the maps belong to, `(N, C, *S)`, as the network saw them."""
+        return self._images
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any of the layers has been called since the beginning."""
+        return bool(self._ran)
 
     def latest_maps(self) -> dict[str, Tensor]:
         """The same as `maps`, without a warning."""
@@ -171,9 +187,12 @@ class NormGrad:
 
     def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
         """Bind the norms of the activation to the gradient that will come."""
+        self._scout.watches()
         self._ran.setdefault(name)
         if point is None:
             raise ValueError("it gives no floating-point tensor")
+        if isinstance(point, nn.Parameter):
+            raise ValueError("it gives a parameter, not features of the images")
         if not point.requires_grad:
             if torch.is_grad_enabled():
                 self._reasons.setdefault(name, "it gets no gradient, for it and all before it is frozen")
@@ -183,18 +202,27 @@ class NormGrad:
             measure = weight_measure(layer, layout, layer_input[: self._num_images], point.shape)
         else:
             measure = identity_measure(layout, point[: self._num_images])
-        point.register_hook(_Use(self, name, measure))  # type: ignore[no-untyped-call]
+        use = _Use(self, name, measure, self._scout.entry, self._scout.images)
+        point.register_hook(use)  # type: ignore[no-untyped-call]
 
-    def _take(self, name: str, backward: int, measure: Measure, gradient: Tensor) -> None:
-        """Turn a gradient that has come into (a part of) the map of this backward."""
-        if not self.enabled or name not in self._handles:
+    def _take(self, use: _Use, backward: int, gradient: Tensor) -> None:
+        """Turn a gradient that has come into (a part of) the map of this backward.
+
+        If the network was called with several batches before the backward (two views, real and fake), the first one's
+        images are shown, and the maps of that call.
+        """
+        if not self.enabled or use.name not in self._handles:
             return
-        latest = self._latest.get(name)
-        if latest is None or latest.backward != backward:
-            latest = self._latest[name] = _Latest(backward)
-        latest.add(measure(gradient[: self._num_images]))
-        self._reached.add(name)
-        self._scout.stale = True
+        latest = self._latest.get(use.name)
+        if latest is None or latest.backward != backward or use.entry < latest.entry:
+            latest = self._latest[use.name] = _Latest(backward, use.entry)
+        if use.entry == latest.entry:
+            latest.add(use.measure(gradient[: self._num_images]))
+        last_backward, entry = self._images_of
+        if use.images is not None and (last_backward != backward or use.entry < entry):
+            self._images, self._images_of = use.images, (backward, use.entry)
+        self._reached.add(use.name)
+        self._scout.end_step()
 
     def _settle(self) -> None:
         """After the first backward: decide `"auto"`, and keep only the hooks that are needed from now on."""
@@ -225,7 +253,7 @@ class NormGrad:
                 yield f"NormGrad cannot read the layer {name!r}: the loss does not depend on it."
 
     def _why_nothing(self) -> str:
-        if self._scout.images is None:
+        if not self._scout.has_seen_image:
             return (
                 "no module was given an image, a floating-point tensor (N, C, H, W). "
                 "It needs a model that is trained on images, signals or volumes"
@@ -237,10 +265,11 @@ class NormGrad:
 
 
 class _Latest:
-    """The map of one layer's latest backward: the sum over its uses there."""
+    """The map of one layer's latest backward: the sum over its uses there, for the images that entered first."""
 
-    def __init__(self, backward: int) -> None:
+    def __init__(self, backward: int, entry: int) -> None:
         self.backward = backward
+        self.entry = entry
         self._by_grid: dict[torch.Size, Tensor] = {}
 
     def add(self, part: Tensor) -> None:
@@ -255,10 +284,12 @@ class _Latest:
 class _Use:
     """One use of a layer in a forward pass, waiting for its gradient."""
 
-    def __init__(self, owner: NormGrad, name: str, measure: Measure) -> None:
+    def __init__(self, owner: NormGrad, name: str, measure: Measure, entry: int, images: Tensor | None) -> None:
+        self.name = name
+        self.measure = measure
+        self.entry = entry
+        self.images = images
         self._owner = weakref.ref(owner)
-        self._name = name
-        self._measure = measure
         self._born_in = current_backward()
 
     def __call__(self, gradient: Tensor) -> None:
@@ -268,14 +299,9 @@ class _Use:
         try:
             # What reentrant checkpointing recomputes belongs to the backward that asked for it, not to its inner one.
             backward = current_backward() if self._born_in < 0 else self._born_in
-            owner._take(self._name, backward, self._measure, gradient)
+            owner._take(self, backward, gradient)
         except Exception as error:
-            owner.failed(self._name, error)
-
-
-def current_backward() -> int:
-    """A number of the backward pass that is running; negative outside of any."""
-    return torch._C._current_graph_task_id()
+            owner.failed(self.name, error)
 
 
 def identity_measure(layout: Layout, x: Tensor) -> Measure:

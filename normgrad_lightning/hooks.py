@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -49,6 +50,11 @@ def no_hook(*_: object) -> None:
 
 def _empty_hook() -> Callable[..., None]:
     return no_hook
+
+
+def current_backward() -> int:
+    """A number of the backward pass that is running; negative outside of any."""
+    return torch._C._current_graph_task_id()
 
 
 def first_tensor(nested: object) -> Tensor | None:

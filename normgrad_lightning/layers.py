@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normgrad_lightning.hooks import Hook, first_tensor, floating_tensors
+from normgrad_lightning.hooks import Hook, current_backward, first_tensor, floating_tensors
 from normgrad_lightning.isolation import run_isolated
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout, infer_layout, patch_grid
 
@@ -80,11 +80,11 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
     With `target="weight"` a glob takes just the convolutions and linear layers it matches; naming another is an error.
     """
     layers = named_layers(model)
+    aliases = _aliases(model, layers)
     chosen: set[str] = set()
     for pattern in [spec] if isinstance(spec, str) else spec:
-        matches = [name for name in layers if name == pattern] or [
-            name for name in layers if _fits(name.split("."), pattern.split("."))
-        ]
+        known = [pattern] if pattern in aliases else [n for n in aliases if _fits(n.split("."), pattern.split("."))]
+        matches = [aliases[name] for name in known]
         if not matches:
             raise ValueError(f"`layers`: {_no_match(pattern, layers)}")
         fitting = [name for name in matches if target != "weight" or why_no_weight(layers[name]) is None]
@@ -97,13 +97,40 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
 
 
 def named_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module below `model` by the name its author gave it, without what compile and FSDP wrap around it."""
+    """Every module below `model` that takes hooks, by the name its author gave it (without what wrappers add).
+
+    Compiled modules are shown from outside only: a hook inside would be compiled into them and change their bits.
+    Scripted modules take no hooks at all.
+    """
     layers: dict[str, nn.Module] = {}
+    sealed: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        clean = clean_name(name)
-        if clean:
-            layers[clean] = module
+        if name.startswith(sealed):
+            continue
+        closed = is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
+        if closed:
+            sealed += (f"{name}." if name else "",)
+        if clean_name(name) and (not closed or _is_compile_wrapper(module)):
+            layers.setdefault(clean_name(name), module)
     return layers
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a call of this module, or Lightning's of its steps, runs compiled code."""
+    in_place = getattr(module, "_compiled_call_impl", None) or getattr(module, "_compiler_ctx", None)
+    return _is_compile_wrapper(module) or in_place is not None
+
+
+def _is_compile_wrapper(module: nn.Module) -> bool:
+    """Whether it is what `torch.compile(module)` gives, whose own hooks run outside of the compiled code."""
+    return "_orig_mod" in module._modules
+
+
+def _aliases(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Every name that a layer has (a shared one has several), and the one it goes by."""
+    goes_by = {id(layer): name for name, layer in layers.items()}
+    everywhere = ((clean_name(name), module) for name, module in model.named_modules(remove_duplicate=False))
+    return {name: goes_by[id(module)] for name, module in everywhere if name and id(module) in goes_by}
 
 
 def clean_name(name: str) -> str:
@@ -166,8 +193,8 @@ class Scout:
     ) -> None:
         self.enabled = True
         self.searching = True
-        self.stale = False
         self.images: Tensor | None = None
+        self.entry = 0
         self.sightings: list[Sighting] = []
         self.failures: dict[str, Exception] = {}
         self._target = target
@@ -175,13 +202,16 @@ class Scout:
         self._token_grid = token_grid
         self._channels_last = channels_last
         self._layers = {"": model, **named_layers(model)}
+        self._mixes_batch_and_tokens = any(getattr(m, "batch_first", True) is False for m in model.modules())
         self._source: str | None = None
         self._source_is_convolution = False
         self._image_shape: torch.Size | None = None
         self._patch_grid: tuple[int, ...] | None = None
+        self._sighted_in: dict[str, int] = {}
         self._last_tensor: tuple[Callable[[], Tensor | None], int] = (lambda: None, -1)
         self._tensors = 0
         self._handles: list[RemovableHandle] = []
+        self._stale = False
 
     def __enter__(self) -> Scout:
         self.attach()
@@ -194,7 +224,9 @@ class Scout:
         """Put hooks on every layer while searching; after that, only where the image enters."""
         for name, layer in self._layers.items():
             if self.searching or name == self._source:
-                self._handles.append(layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True))
+                see_input = Hook(self._see_input, name)
+                # First of all hooks: whoever reads the layer needs to know the image.
+                self._handles.append(layer.register_forward_pre_hook(see_input, with_kwargs=True, prepend=True))
             if self.searching:
                 self._handles.append(layer.register_forward_hook(Hook(self._see_output, name), with_kwargs=True))
 
@@ -212,12 +244,33 @@ class Scout:
                 self.detach()
                 self.attach()
 
+    def end_step(self) -> None:
+        """A gradient has come: whatever is called next belongs to another step."""
+        self._stale = True
+
+    def clear(self) -> None:
+        """Forget the images and sightings of earlier steps."""
+        self._stale = False
+        self.images = self._image_shape = None
+        self.sightings.clear()
+        self._sighted_in.clear()
+
     def failed(self, name: str, error: Exception) -> None:
         """Take note of an error in a hook."""
         self.failures.setdefault(name, error)
 
+    @property
+    def has_seen_image(self) -> bool:
+        """Whether an image was found in any pass so far."""
+        return self._source is not None
+
     def layout(self, layer: nn.Module, t: Tensor) -> Layout:
         """How to read `t`, a tensor of this layer, as features on a grid."""
+        if self._mixes_batch_and_tokens and t.dim() == 3 and t.shape[0] == t.shape[1]:
+            raise ValueError(
+                f"its shape {tuple(t.shape)} does not tell tokens from images, as the model has parts with "
+                "`batch_first=False`. Use another batch size"
+            )
         return infer_layout(
             t.shape,
             self._image_shape,
@@ -225,6 +278,7 @@ class Scout:
             patch_grid=self._patch_grid,
             token_grid=self._token_grid,
             channels_last=self._channels_last,
+            of_input=self._target == "input",
         )
 
     def point(self, args: Any, kwargs: Any, output: Any) -> Tensor | None:
@@ -237,31 +291,39 @@ class Scout:
         readable = [s for s in self.sightings if self._target != "weight" or why_no_weight(s.layer) is None]
         return choose([s for s in readable if reached(s.name)])
 
-    def _see_input(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self.enabled:
-            return
-        if self.stale:
-            self.images, self.stale = None, False
-        t = first_tensor((args, kwargs))
-        if t is not None and self._is_image(layer, t):
-            self._take_image(name, layer, t)
-
-    def _is_image(self, layer: nn.Module, t: Tensor) -> bool:
-        if t.dim() < 3 or math.prod(t.shape[2:]) < 2:
+    def watches(self) -> bool:
+        """Whether a call counts: not what checkpointing repeats during a backward pass."""
+        if not self.enabled or current_backward() >= 0:
             return False
+        if self._stale:
+            self.clear()
+        return True
+
+    def _see_input(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.watches():
+            return
+        t = first_tensor((args, kwargs))
+        if t is None or t.dim() < 3 or math.prod(t.shape[2:]) < 2:
+            return
         if self.images is None:
-            return t.dim() >= 4 or _convolves(layer, t)
-        surer = _convolves(layer, t) and not self._source_is_convolution and t.dim() >= self.images.dim()
-        return self.searching and surer
+            enters = t.dim() >= 4 or _convolves(layer, t)
+        elif name == self._source:
+            enters = not t.requires_grad  # another image; features that come round again are none
+        else:
+            surer = _convolves(layer, t) and not self._source_is_convolution and t.dim() >= self.images.dim()
+            enters = self.searching and surer
+        if enters:
+            self._take_image(name, layer, t)
 
     def _take_image(self, name: str, layer: nn.Module, t: Tensor) -> None:
         self._source, self._source_is_convolution = name, _convolves(layer, t)
         self._image_shape = t.shape
         self._patch_grid = patch_grid(layer, t.shape)
         self.images = t.detach()[: self._num_images]
+        self.entry += 1
 
     def _see_output(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.enabled or not self.searching:
+        if not self.watches() or not self.searching or self._sighted_in.setdefault(name, self.entry) != self.entry:
             return
         t = first_tensor((args, kwargs)) if self._target == "input" else output
         if not isinstance(t, Tensor) or not t.is_floating_point():
@@ -374,6 +436,8 @@ def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _no_match(pattern: str, layers: Mapping[str, nn.Module]) -> str:
-    near = difflib.get_close_matches(pattern, layers, n=5, cutoff=0.4)
-    hint = f"Nearest names: {', '.join(near)}." if near else f"Names begin with {', '.join(list(layers)[:5])}."
+    below = [name for name in layers if name.endswith(f".{pattern}")]
+    near = difflib.get_close_matches(pattern, [*layers, AUTO], n=5, cutoff=0.4)
+    nearest = list(dict.fromkeys(below + near))[:5]
+    hint = f"Nearest names: {', '.join(nearest)}." if nearest else f"Names begin with {', '.join(list(layers)[:5])}."
     return f"expected names or globs of the model's layers, but {pattern!r} matches none. {hint}"

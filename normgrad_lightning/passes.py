@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ def order0_maps(
 
     The pass runs in eval mode and asks autograd for the hook points only: weights get no gradient, and neither is a
     graph kept below the lowest hook point nor does backward go there. So frozen models work too. Raw values scale as
-    the loss does: a mean over N images divides them by N.
+    the loss does: a mean over N images divides them by N. Weights, buffers, gradients, modes and random numbers are as
+    before; what `loss_fn` and the model's own code do to python attributes is theirs.
 
     Args:
         model: any module.
@@ -55,7 +57,8 @@ def order0_maps(
 
     def loss_and_backward(stand_in: nn.Module) -> None:
         loss = loss_fn(stand_in, tree_map(_detached, batch))
-        check_loss(loss, roots)
+        check_scalar(loss)
+        check_depends(loss, roots)
         torch.autograd.grad(loss, roots, allow_unused=True)
 
     recorder = NormGrad(model, names, **options)
@@ -64,16 +67,29 @@ def order0_maps(
     return recorder.maps
 
 
-def check_loss(loss: object, roots: Sequence[Tensor]) -> None:
-    """Raise if `loss` cannot be differentiated by the hook points."""
+def check_scalar(loss: object) -> None:
+    """Raise if `loss` is no scalar tensor."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(type(loss).__name__)
         raise ValueError(f"`loss_fn`: expected a scalar tensor, but got {came}. Reduce it, for example with `.mean()`.")
+
+
+def check_depends(loss: Tensor, roots: Sequence[Tensor]) -> None:
+    """Raise if `loss` cannot be differentiated by the hook points."""
     if not roots or not loss.requires_grad:
         raise ValueError(
             "`loss_fn`: expected a loss that depends on the chosen layers, but it does not. "
             "Check that it calls the model it is given, outside of `torch.no_grad()`."
         )
+
+
+def _map_tensors(function: Callable[[Any], Any], nested: Any) -> Any:
+    """`tree_map` that knows dataclasses, too."""
+    if is_dataclass(nested) and not isinstance(nested, type) and not isinstance(nested, Mapping):
+        return replace(
+            nested, **{field.name: tree_map(function, getattr(nested, field.name)) for field in fields(nested)}
+        )
+    return tree_map(function, nested)
 
 
 def _detached(leaf: Any) -> Any:
@@ -83,7 +99,7 @@ def _detached(leaf: Any) -> Any:
 def _auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, options: dict[str, Any]) -> list[str]:
     scout = Scout(model, **options)
     with torch.no_grad(), scout:
-        run_isolated(model, lambda stand_in: loss_fn(stand_in, batch))
+        check_scalar(run_isolated(model, lambda stand_in: loss_fn(stand_in, batch)))
     names = scout.choose()
     if not names:
         raise ValueError('`layers`: "auto" found no layer that gives features on a grid. Name the layers.')
@@ -106,7 +122,7 @@ def _graph_roots(model: nn.Module, names: Sequence[str], target: str, roots: lis
             lambda _, args, kwargs: tree_map(rooted, (args, kwargs)), with_kwargs=True
         )
         if target == "input"
-        else layers[name].register_forward_hook(lambda _, args, output: tree_map(rooted, output))
+        else layers[name].register_forward_hook(lambda _, args, output: _map_tensors(rooted, output))
         for name in names
     ]
     try:

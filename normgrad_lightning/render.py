@@ -47,6 +47,8 @@ def check_scale(scale: str) -> None:
 
 def check_colormap(name: str) -> None:
     """Raise a ValueError that suggests near misses if ``name`` is not a colour map of the cmap package."""
+    if not isinstance(name, str):
+        raise ValueError(f"`colormap`: expected the name of a colour map in the cmap package, got {name!r}.")
     _lut(name)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-MAX_PREFIX_TOKENS = 16
+MAX_PREFIX_TOKENS = 9
 """More tokens than this before the patches (class and register tokens) are taken for a wrong guess of the grid."""
 
 _UNDISTORTED, _DISTORTED = 0.2, 0.7  # see `_distortion`
@@ -53,6 +53,7 @@ def infer_layout(
     patch_grid: Sequence[int] | None = None,
     token_grid: Sequence[int] | None = None,
     channels_last: bool | None = None,
+    of_input: bool = False,
 ) -> Layout:
     """The layout of a tensor of this shape that `layer` gives for an image.
 
@@ -63,6 +64,7 @@ def infer_layout(
         patch_grid: the grid of a transformer's patch embedding, where it is known.
         token_grid: what the user says of the grid of tokens; comes before any inference.
         channels_last: what the user says of the channels' place; comes before any inference.
+        of_input: whether the tensor is the layer's input rather than its output.
 
     Raises:
         ValueError: what cannot be inferred, or is no grid, with the reason.
@@ -77,10 +79,12 @@ def infer_layout(
     image_grid = None if image_shape is None else tuple(image_shape[2:])
     axes = max(len(shape) - 2, 2) if image_grid is None else len(image_grid)
     if len(shape) == axes + 2:
-        return _dense_layout(shape, image_grid, layer, channels_last)
+        return _dense_layout(shape, image_grid, layer, channels_last, of_input)
     if len(shape) == 3:
         if channels_last is False:
             raise ValueError(f"its shape {shape} cannot have `channels_last=False` for images with {axes} axes")
+        if token_grid is not None and len(token_grid) != axes:
+            raise ValueError(f"`token_grid={tuple(token_grid)}` does not fit images with {axes} axes")
         grid, prefix = _grid_of_tokens(shape[1], image_grid, patch_grid, token_grid)
         return Layout(grid, channels_last=True, prefix=prefix)
     raise ValueError(f"its shape {shape} is neither features on {axes} spatial axes nor tokens")
@@ -127,6 +131,8 @@ def _grid_of_tokens(
     if patches is not None and 0 <= tokens - math.prod(patches) <= MAX_PREFIX_TOKENS:
         return tuple(patches), tokens - math.prod(patches)
     grid, extra = grid_of_tokens(tokens, image_grid) if image_grid is not None else ((), 0)
+    if patches is not None and (extra > 1 or math.prod(grid) > math.prod(patches)):
+        grid = ()  # the patches are known, and these tokens are neither they nor a coarser grid: text, or queries
     if not grid:
         seen = "no image was seen" if image_grid is None else f"the image has {tuple(image_grid)} pixels"
         raise ValueError(
@@ -137,12 +143,16 @@ def _grid_of_tokens(
 
 
 def _dense_layout(
-    shape: tuple[int, ...], image_grid: tuple[int, ...] | None, layer: nn.Module, channels_last: bool | None
+    shape: tuple[int, ...],
+    image_grid: tuple[int, ...] | None,
+    layer: nn.Module,
+    channels_last: bool | None,
+    of_input: bool,
 ) -> Layout:
     first, last = Layout(shape[2:]), Layout(shape[1:-1], channels_last=True)
     if channels_last is not None:
         return last if channels_last else first
-    says_first, says_last = _width_evidence(layer, shape)
+    says_first, says_last = _width_evidence(layer, shape, of_input)
     if image_grid is None or (says_first and not says_last):
         return last if says_last and not says_first else first
     if says_last and not says_first:
@@ -154,23 +164,23 @@ def _dense_layout(
         return last
     # Neither or both kinds of weights are there: the grid whose proportions are the image's, if only one has them.
     fits_last = _distortion(last.grid, image_grid) < _UNDISTORTED
-    return last if fits_last and _distortion(first.grid, image_grid) > _DISTORTED else first
+    return last if fits_last and _distortion(first.grid, image_grid) > _UNDISTORTED else first
 
 
-def _width_evidence(layer: nn.Module, shape: tuple[int, ...]) -> tuple[bool, bool]:
+def _width_evidence(layer: nn.Module, shape: tuple[int, ...], of_input: bool) -> tuple[bool, bool]:
     """Whether weights of `layer` fit channels at the second axis, and at the last one."""
     says_first = says_last = False
     for module in layer.modules():
         if isinstance(module, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
-            says_first |= module.out_channels == shape[1]
+            says_first |= shape[1] == (module.in_channels if of_input else module.out_channels)
         elif isinstance(module, nn.modules.batchnorm._NormBase):
-            says_first |= module.num_features == shape[1]
+            says_first |= shape[1] == module.num_features
         elif isinstance(module, nn.GroupNorm):
-            says_first |= module.num_channels == shape[1]
+            says_first |= shape[1] == module.num_channels
         elif isinstance(module, nn.LayerNorm):
-            says_last |= tuple(module.normalized_shape) == shape[-1:]
+            says_last |= shape[-1:] == tuple(module.normalized_shape)
         elif isinstance(module, nn.Linear):
-            says_last |= module.out_features == shape[-1]
+            says_last |= shape[-1] == (module.in_features if of_input else module.out_features)
     return says_first, says_last
 
 

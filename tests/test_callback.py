@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import pickle
 import random
 import subprocess
 import sys
@@ -432,14 +433,31 @@ def test_switched_off_it_attaches_nothing(tmp_path):
         ({"layers": 5}, '`layers`: expected "auto", a layer\'s name, a glob or a list of these, but got 5'),
         ({"colormap": "infrno"}, "`colormap`: expected the name of a colour map.*did you mean 'inferno'"),
         ({"opacity": 1.5}, r"`opacity`: expected a number from 0 \(image only\) to 1 \(map only\), but got 1.5"),
-        ({"mean": "imagenet"}, "`mean`: expected None, a number, or one number for each channel, but got 'imagenet'"),
-        ({"std": [0.2, None]}, "`std`: expected None, a number, or one number for each channel"),
+        (
+            {"mean": "imagenet"},
+            "`mean`: expected None, a number, or a list with one for each channel, but got 'imagenet'",
+        ),
+        ({"std": [0.2, None]}, "`std`: expected None, a number, or a list with one for each channel"),
+        ({"std": [0.2, 0.0, 0.2]}, "`std`: expected positive numbers, but got"),
+        ({"mean": [0.5, 0.5], "std": [0.2] * 3}, "`std`: expected as many numbers as `mean` has, 2, but got 3"),
+        ({"mean": True}, "`mean`: expected None, a number, or a list"),
+        ({"opacity": True}, "`opacity`: expected a number from 0"),
+        ({"enabled": "false"}, "`enabled`: expected True or False, but got 'false'"),
+        ({"channels_last": "no"}, "`channels_last`: expected True, False or None, but got 'no'"),
+        ({"images": ["first"]}, r"`images`: expected one of 'first', 'random', 'hardest', but got \['first'\]"),
+        ({"colormap": ["inferno"]}, "`colormap`: expected the name of a colour map"),
+        ({"token_grid": (True, 3)}, r"`token_grid`: expected None or the sizes \(rows, columns\)"),
         ({"token_grid": (0, 3)}, r"`token_grid`: expected None or the sizes \(rows, columns\), but got \(0, 3\)"),
     ],
 )
 def test_a_wrong_flag_is_told_at_once(flags, told):
     with pytest.raises(ValueError, match=told):
         NormGradCallback(**flags)
+
+
+def test_numbers_of_numpy_are_numbers():
+    callback = NormGradCallback(every_n_steps=np.int64(5), opacity=np.float32(0.5), mean=np.float64(0.5), std=0.25)
+    assert callback.every_n_steps == 5
 
 
 def test_an_unknown_flag_is_told_at_once():
@@ -641,3 +659,154 @@ def test_steps_whose_gradients_are_not_finite_are_skipped_and_counted(tmp_path):
     assert callback.skipped >= 1
     assert any("not finite" in sentence for sentence in told)
     assert all(m.isfinite().all() for m in callback.maps.values())
+
+
+# Set-ups that other tools break on.
+
+
+def test_a_copy_carries_neither_hooks_nor_writers(tmp_path):
+    """As spawned processes and tuners need it; torch's own generators do not survive the way to a spawned process."""
+    callback = NormGradCallback(every_n_steps=1, images="random")
+    module, copies = lit(), []
+    module.on_train_batch_end = lambda *_: copies.append((pickle.dumps(callback), copy.deepcopy(callback)))
+    fit(module, [callback], tmp_path, limit_train_batches=2)
+    for pickled, copied in copies:
+        fresh = pickle.loads(pickled)
+        assert fresh.state_dict() == copied.state_dict()
+        assert list(fresh.maps) == list(callback.maps)
+        fit(lit(), [fresh], tmp_path / "again", limit_train_batches=1)
+
+
+SPAWNED = """
+import sys, torch, pytorch_lightning as pl
+from normgrad_lightning import NormGradCallback
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0]).square().sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+if __name__ == "__main__":
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 3, 8, 8)), batch_size=2)
+    trainer = pl.Trainer(max_epochs=1, callbacks=[NormGradCallback(every_n_steps=1, on_error="raise")],
+        default_root_dir=sys.argv[1], accelerator="cpu", devices=2, strategy=sys.argv[2], enable_progress_bar=False)
+    trainer.fit(Lit(), data)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp"])
+def test_two_processes_give_one_set_of_panels(tmp_path, strategy):
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNED)
+    run = subprocess.run([sys.executable, script, tmp_path, strategy], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    files = list(tmp_path.rglob("events*"))
+    assert len(files) == 1
+    events = EventAccumulator(str(files[0]), size_guidance={"images": 0})
+    events.Reload()
+    assert [e.step for e in events.Images("normgrad_order0/00_net.0")] == [0, 1, 2, 3]
+
+
+class Compiled(type(lit())):
+    """A part of the network is compiled, and must not be broken up by hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.stage2 = torch.compile(self.net.stage2, backend="aot_eager", fullgraph=True)
+
+
+def test_compiled_parts_are_read_at_their_border_and_keep_their_bits(tmp_path):
+    runs = []
+    for callbacks in ([], [NormGradCallback(every_n_steps=1, on_error="raise")]):
+        torch._dynamo.reset()
+        pytorch_lightning.seed_everything(1, verbose=False)
+        module = Compiled()
+        fit(module, callbacks, tmp_path)
+        runs.append(module.state_dict())
+    assert all(map(torch.equal, *(run.values() for run in runs)))
+    assert list(callbacks[0].maps) == ["net.stage1", "net.stage2", "net.stage3"]
+
+
+def test_a_module_compiled_as_a_whole_is_told_and_trains(tmp_path):
+    module = torch.compile(lit(), backend="eager")
+    with pytest.warns(UserWarning, match="the whole module is compiled, and it does not look into compiled code"):
+        trainer = fit(module, [NormGradCallback()], tmp_path)
+    assert trainer.global_step == 6
+
+
+def test_scripted_parts_take_no_hooks_and_do_no_harm(tmp_path):
+    module = lit()
+    module.net.stage2 = torch.jit.script(nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()))
+    callback = NormGradCallback(on_error="raise")
+    fit(module, [callback], tmp_path)
+    assert list(callback.maps) == ["net.stage1", "net.stage3"]
+
+
+def test_two_callbacks_on_one_layer_do_not_overwrite_each_other(tmp_path):
+    callbacks = [
+        NormGradCallback(layers="net.stage1.conv1", target=target, on_error="raise") for target in ("output", "weight")
+    ]
+    trainer = fit(lit(), callbacks, tmp_path)
+    assert set(panels(trainer)) == {
+        "normgrad_order0/00_net.stage1.conv1",
+        "normgrad_order0_weight/00_net.stage1.conv1",
+    }
+
+
+def test_layers_that_are_never_called_as_such_are_told(tmp_path):
+    module = lit()
+    module.training_step = lambda batch, batch_idx: F.cross_entropy(
+        module.net.fc.forward(batch[0][:, 0, 0, :24]), batch[1]
+    )
+    with pytest.warns(UserWarning, match="saw no layer at work: hooks work only in layers that are called"):
+        fit(module, [NormGradCallback()], tmp_path)
+
+
+def test_an_event_waits_for_a_batch_that_is_not_skipped(tmp_path):
+    module = lit()
+    step = module.training_step
+    module.training_step = lambda batch, batch_idx: None if batch_idx < 2 else step(batch, batch_idx)
+    callback = NormGradCallback(on_error="raise")
+    trainer = fit(module, [callback], tmp_path)
+    assert callback.maps
+    assert len(panels(trainer)) == 3
+
+
+def test_warnings_as_errors_do_not_stop_training(tmp_path):
+    module = lit()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "NormGrad.*")
+        trainer = fit(module, [NormGradCallback(layers="net.fc")], tmp_path)
+    assert trainer.global_step == 6
+
+
+def test_maps_without_an_image_are_drawn_on_grey(tmp_path):
+    """Patches are cut before the network: no tensor in it is an image."""
+
+    class Patches(pytorch_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Linear(12, 8), nn.Linear(8, 5)
+
+        def training_step(self, batch, batch_idx):
+            tokens = F.unfold(batch[0], 2, stride=2).transpose(1, 2)
+            return F.cross_entropy(self.head(self.embed(tokens).relu().mean(1)), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    callback = NormGradCallback(layers="embed", token_grid=(8, 12), on_error="raise")
+    trainer = fit(Patches(), [callback], tmp_path)
+    assert callback.maps["embed"].shape == (4, 8, 12)
+    assert callback.inputs is None
+    assert list(panels(trainer)) == ["normgrad_order0/00_embed"]
+
+
+def test_a_map_of_zeros_is_told(tmp_path):
+    module = lit()
+    nn.init.zeros_(module.net.fc.weight)
+    with pytest.warns(UserWarning, match="the map of 'net.stage1' is zero everywhere"):
+        fit(module, [NormGradCallback()], tmp_path)

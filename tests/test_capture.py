@@ -346,6 +346,7 @@ def test_activation_checkpointing_gives_the_same_maps(reentrant):
         with NormGrad(model, "stage*") as recorder:
             for _ in range(2):
                 F.cross_entropy(model(images), labels).backward()
+                assert torch.equal(recorder.images, images)
         maps.append(recorder.maps)
     assert list(maps[0]) == list(maps[1]) == ["stage1", "stage2", "stage3"]
     for name in maps[0]:
@@ -516,7 +517,7 @@ def test_a_frozen_backbone_leaves_auto_the_layers_above():
     ("options", "told"),
     [
         ({"target": "outputs"}, "`target`: expected one of 'output', 'input', 'weight', but got 'outputs'"),
-        ({"num_images": 0}, "`num_images`: expected a positive number or None for all, but got 0"),
+        ({"num_images": 0}, "`num_images`: expected a whole number of at least 1, but got 0. None takes all"),
         ({"layers": []}, '`layers`: expected "auto", a layer\'s name'),
         ({"layers": "stage2", "target": "weight"}, "Residual is no convolution and no linear layer"),
     ],
@@ -563,3 +564,101 @@ def test_the_unet_is_read_on_its_way_up():
         "merge2.1": (8, 12),
         "head": (16, 24),
     }
+
+
+def test_of_two_views_in_one_step_the_first_is_shown_with_its_own_maps():
+    model, (one, _), (other, _) = (
+        ResNet().double().eval(),
+        batch(dtype=torch.float64),
+        batch(dtype=torch.float64, seed=1),
+    )
+    with NormGrad(model) as recorder:
+        for _ in range(2):
+            (model(one) * model(other).detach()).sum().backward()
+            first = recorder.maps
+            (model(one) * model(other)).sum().backward()
+            assert torch.equal(recorder.images, one)
+            for name, m in recorder.maps.items():
+                close(m, first[name])
+
+
+def test_crops_of_several_sizes_in_one_step_do_not_confuse_auto():
+    model, (large, _), (small, _) = ResNet(), batch(), batch(size=(8, 12))
+    with NormGrad(model) as recorder:
+        (model(large).sum() + model(small).sum()).backward()
+    assert {n: tuple(m.shape[1:]) for n, m in recorder.maps.items()} == {
+        "stage1": (16, 24),
+        "stage2": (8, 12),
+        "stage3": (4, 6),
+    }
+    assert torch.equal(recorder.images, large)
+
+
+def test_layers_before_the_image_are_read_for_batches_of_any_size():
+    """A generator runs before the discriminator sees the picture; the last batch is smaller."""
+    generator = nn.Sequential(nn.Unflatten(1, (4, 3, 3)), nn.ConvTranspose2d(4, 3, 2, 2))
+    model = nn.ModuleDict({"g": generator, "d": nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())})
+    with NormGrad(model, ["g.1", "d.0"]) as recorder:
+        for n in (8, 3, 5):
+            model["d"](model["g"](torch.randn(n, 36))).square().sum().backward()
+            assert {len(m) for m in recorder.maps.values()} == {n}
+            assert len(recorder.maps) == 2
+
+
+def test_a_module_that_gives_a_parameter_is_refused_and_left_alone():
+    class Place(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(1, 4, 8, 8))
+
+        def forward(self):
+            return self.table
+
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.place = nn.Conv2d(3, 4, 1), Place()
+
+        def forward(self, x):
+            return (self.conv(x) * self.place()).square().sum()
+
+    model = Placed()
+    with NormGrad(model, ["conv", "place"]) as recorder:
+        model(torch.randn(1, 3, 8, 8)).backward()
+    with pytest.warns(UserWarning, match="'place': it gives a parameter, not features of the images"):
+        assert list(recorder.maps) == ["conv"]
+    assert not model.place.table._backward_hooks
+
+
+def test_what_is_seen_does_not_pile_up_in_a_loop_that_reads_no_map():
+    model, (images, labels) = ResNet(), batch()
+    with NormGrad(model) as recorder:
+        for _ in range(5):
+            F.cross_entropy(model(images), labels).backward()
+            seen = len(recorder._scout.sightings)
+        frozen = ResNet().requires_grad_(False)
+        with NormGrad(frozen) as idle:
+            for _ in range(5):
+                frozen(images)
+        assert len(idle._scout.sightings) == seen > 10
+
+
+def test_attaching_that_fails_half_way_leaves_nothing(monkeypatch):
+    model, calls = ResNet(), []
+    register = nn.Module.register_forward_hook
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 30:
+            raise RuntimeError("no more")
+        return register(*args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "register_forward_hook", failing)
+    with pytest.raises(RuntimeError, match="no more"):
+        NormGrad(model).attach()
+    assert _hooks(model) == 0
+
+
+def test_a_compiled_model_is_refused():
+    with pytest.raises(ValueError, match="expected a module that is not compiled"):
+        NormGrad(torch.compile(ResNet(), backend="eager"))

@@ -30,6 +30,8 @@ def test_a_name_with_glob_characters_is_taken_literally_first():
     ("spec", "told"),
     [
         ("stage4", "'stage4' matches none. Nearest names: stage3"),
+        ("conv2", "'conv2' matches none. Nearest names: stage1.conv2, stage2.conv2"),
+        ("Auto", "'Auto' matches none. Nearest names: auto"),
         ("Stage1.conv1", "'Stage1.conv1' matches none. Nearest names: stage1.conv1"),
         (["stage1", "layer*"], r"'layer\*' matches none. (Nearest names|Names begin with)"),
         ("", "expected \"auto\", a layer's name, a glob or a list of these, but got ''"),
@@ -47,8 +49,22 @@ def test_what_names_no_layer_is_an_error_that_helps(spec, told):
 def test_wrappers_do_not_show_in_names():
     assert clean_name("_orig_mod.net._fsdp_wrapped_module.layer1.0") == "net.layer1.0"
     assert clean_name("net._orig_mod") == "net"
-    compiled = torch.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), backend="eager")
-    assert list(named_layers(nn.ModuleDict({"net": compiled}))) == ["net", "net.0"]
+
+
+def test_compiled_modules_are_seen_from_outside_and_scripted_ones_not_at_all():
+    def net():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU()))
+
+    wrapped, in_place = torch.compile(net(), backend="eager"), net()
+    in_place.compile(backend="eager")
+    model = nn.ModuleDict({"a": net(), "b": wrapped, "c": in_place, "d": torch.jit.script(net()), "e": nn.ReLU()})
+    assert list(named_layers(model)) == ["a", "a.0", "a.1", "a.1.0", "b", "e"]
+
+
+def test_a_shared_layer_answers_to_each_of_its_names():
+    shared = nn.Conv2d(3, 3, 3)
+    model = nn.ModuleDict({"first": nn.Sequential(shared), "second": nn.Sequential(shared)})
+    assert select_layers(model, "second.0") == select_layers(model, "*.0") == ["first.0"]
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,20 @@ PACKAGE = Path(normgrad_lightning.__file__).parent
 ARROWS = {
     "__init__": {"functional", "callback", "capture", "layers", "passes"},
     "functional": set(),
+    "checks": set(),
     "hooks": set(),
     "isolation": set(),
     "tokens": set(),
     "render": set(),
     "loggers": set(),
     "layers": {"hooks", "isolation", "tokens"},
-    "capture": {"functional", "hooks", "layers", "tokens"},
+    "capture": {"checks", "functional", "hooks", "layers", "tokens"},
     "passes": {"capture", "isolation", "layers"},
-    "callback": {"capture", "layers", "loggers", "render"},
+    "callback": {"capture", "checks", "layers", "loggers", "render"},
 }
 OUTSIDE = {
     "functional": {"torch"},
+    "checks": set(),
     "hooks": {"torch"},
     "isolation": {"torch", "numpy"},
     "tokens": {"torch"},

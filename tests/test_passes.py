@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -139,6 +140,36 @@ def test_no_weight_gradient_is_computed_and_nothing_below_the_lowest_layer_is_ke
 def test_a_loss_that_cannot_be_used_is_told(loss, told):
     with pytest.raises(ValueError, match=told):
         order0_maps(ResNet(), loss, batch(), "stage1")
+
+
+def test_a_loss_that_is_none_is_told_with_auto_too():
+    with pytest.raises(ValueError, match="`loss_fn`: expected a scalar tensor, but got 'float'"):
+        order0_maps(ResNet(), lambda m, b: 3.0, batch())
+
+
+@dataclass
+class Output:
+    note: str
+    map: torch.Tensor
+
+
+def test_layers_may_give_dataclasses():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return Output("features", self.body(x))
+
+    model, (images, _) = nn.ModuleDict({"net": Wrapped()}), batch()
+
+    def loss(m, x):
+        return m["net"](x).map.square().sum()
+
+    maps = order0_maps(model, loss, images, "net")
+    inner = order0_maps(model, loss, images, "net.body")
+    assert torch.equal(maps["net"], inner["net.body"])
 
 
 def test_auto_without_a_grid_is_told():

@@ -107,6 +107,7 @@ def test_signals_and_volumes():
             r"its 43 tokens fit no grid of square patches that cover .* Set `token_grid=\(rows, columns\)`",
         ),
         ((2, 4, 49, 8), nn.LayerNorm(8), r"these may be windows. If they are a grid, set `channels_last=True`"),
+        ((2, 77, 8), nn.LayerNorm(8), "its 77 tokens fit no grid"),
         ((2, 1, 2, 3, 4, 5), nn.ReLU(), "is neither features on 2 spatial axes nor tokens"),
     ],
 )
@@ -172,3 +173,42 @@ def test_token_grid_is_a_flag_of_the_recorder():
         model(images).backward()
     with pytest.warns(UserWarning, match="Set `token_grid"):
         assert not recorder.maps
+
+
+def test_where_the_patches_are_known_other_tokens_are_not_taken_for_them():
+    """Text of 20 tokens beside 64 patches: 4 × 4 and four more would fit, but is not so."""
+    with pytest.raises(ValueError, match="20 tokens fit no grid"):
+        infer_layout((2, 20, 8), (2, 3, 64, 64), nn.LayerNorm(8), patch_grid=(8, 8))
+    assert infer_layout((2, 16, 8), (2, 3, 64, 64), nn.LayerNorm(8), patch_grid=(8, 8)).grid == (4, 4)
+    assert infer_layout((2, 69, 8), (2, 3, 64, 64), nn.LayerNorm(8), patch_grid=(8, 8)).prefix == 5
+
+
+def test_the_weights_that_read_a_tensor_tell_its_layout():
+    image = (1, 3, 224, 224)
+    wide = nn.Linear(96, 384)
+    assert infer_layout((1, 56, 56, 96), image, wide, of_input=True).grid == (56, 56)
+    assert infer_layout((1, 56, 56, 96), image, nn.Identity()).grid == (56, 56)
+    assert infer_layout((1, 96, 56, 56), image, nn.Identity()).grid == (56, 56)
+    assert infer_layout((1, 96, 56, 56), image, nn.Conv2d(96, 4, 1), of_input=True).grid == (56, 56)
+
+
+def test_tokens_before_the_batch_are_not_mixed_up_with_images():
+    """(T, N, C) with T = N cannot be told from (N, T, C)."""
+
+    class TokensFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Conv2d(3, 8, 8, 8)
+            self.block = nn.TransformerEncoderLayer(8, 2, 16)
+
+        def forward(self, x):
+            return self.block(self.embed(x).flatten(2).permute(2, 0, 1)).square().sum()
+
+    model = TokensFirst()
+    for n in (16, 5):
+        images, _ = batch(n, (32, 32))
+        with NormGrad(model, "block") as recorder:
+            model(images).backward()
+        told = "does not tell tokens from images" if n == 16 else "does not begin with the batch size 5"
+        with pytest.warns(UserWarning, match=told):
+            assert recorder.maps == {}
