@@ -191,7 +191,7 @@ class NormGradCallback(Callback):
             return
         if is_compiled(pl_module):
             self._complain(
-                "NormGrad shows nothing: it does not look into compiled code, and the whole module is compiled."
+                "NormGrad shows nothing: the whole module is compiled, and it does not look into compiled code."
             )
             return
         if self.layers != AUTO:
