@@ -72,6 +72,7 @@ class NormGrad:
         if is_compiled(model):
             raise ValueError("`model`: expected a module that is not compiled. Attach to it before you compile it.")
         self._layers = named_layers(model)
+        self._has_compiled_parts = any(map(is_compiled, model.modules()))
         self._auto = layers == AUTO
         self._names = list(self._layers) if self._auto else match_layers(model, layers, target)
         self._target = target
@@ -187,7 +188,7 @@ class NormGrad:
 
     def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
         """Bind the norms of the activation to the gradient that will come."""
-        self._scout.watches()
+        self._scout.renew()
         self._ran.setdefault(name)
         if point is None:
             raise ValueError("it gives no floating-point tensor")
@@ -258,10 +259,10 @@ class NormGrad:
                 "no module was given an image, a floating-point tensor (N, C, H, W). "
                 "It needs a model that is trained on images, signals or volumes"
             )
-        return (
-            "no layer that gives features on a grid gets a gradient. "
-            "Check that the model is not frozen as a whole and that the loss depends on it"
-        )
+        reason = "no layer that gives features on a grid gets a gradient"
+        if self._has_compiled_parts:
+            return f"{reason}. Parts of the model are compiled, and those are read at their border only"
+        return f"{reason}. Check that the model is not frozen as a whole and that the loss depends on it"
 
 
 class _Latest:

@@ -291,8 +291,11 @@ class Scout:
         readable = [s for s in self.sightings if self._target != "weight" or why_no_weight(s.layer) is None]
         return choose([s for s in readable if reached(s.name)])
 
-    def watches(self) -> bool:
-        """Whether a call counts: not what checkpointing repeats during a backward pass."""
+    def renew(self) -> bool:
+        """Forget the last step if this call begins another; False if the call counts for nothing.
+
+        Switched off, none counts; nor does what checkpointing repeats during a backward pass.
+        """
         if not self.enabled or current_backward() >= 0:
             return False
         if self._stale:
@@ -300,7 +303,7 @@ class Scout:
         return True
 
     def _see_input(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self.watches():
+        if not self.renew():
             return
         t = first_tensor((args, kwargs))
         if t is None or t.dim() < 3 or math.prod(t.shape[2:]) < 2:
@@ -323,7 +326,7 @@ class Scout:
         self.entry += 1
 
     def _see_output(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.watches() or not self.searching or self._sighted_in.setdefault(name, self.entry) != self.entry:
+        if not self.renew() or not self.searching or self._sighted_in.setdefault(name, self.entry) != self.entry:
             return
         t = first_tensor((args, kwargs)) if self._target == "input" else output
         if not isinstance(t, Tensor) or not t.is_floating_point():

@@ -662,3 +662,14 @@ def test_attaching_that_fails_half_way_leaves_nothing(monkeypatch):
 def test_a_compiled_model_is_refused():
     with pytest.raises(ValueError, match="expected a module that is not compiled"):
         NormGrad(torch.compile(ResNet(), backend="eager"))
+
+
+def test_a_model_whose_parts_are_compiled_says_so_if_nothing_can_be_read():
+    model = nn.Sequential(torch.compile(ResNet(), backend="eager"))
+    images, labels = batch()
+    with NormGrad(model) as recorder:
+        F.cross_entropy(model(images), labels).backward()
+        with pytest.warns(
+            UserWarning, match="Parts of the model are compiled, and those are read at their border only"
+        ):
+            assert recorder.maps == {}
