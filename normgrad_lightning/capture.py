@@ -239,6 +239,8 @@ class NormGrad:
         self._scout.settle()
 
     def _problems(self) -> Iterator[str]:
+        for name, error in self._scout.failures.items():
+            yield f"NormGrad failed at watching the layer {name!r}: {type(error).__name__}: {error}."
         if self._auto and self._scout.searching:
             if self._ran:
                 yield f"NormGrad found no layer to read: {self._why_nothing()}."

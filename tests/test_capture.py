@@ -555,6 +555,19 @@ def test_an_error_of_ours_never_reaches_the_pass(monkeypatch):
     assert len(calls) == 1
 
 
+def test_an_error_at_watching_never_reaches_the_pass(monkeypatch):
+    model, (images, labels) = ResNet(), batch()
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("we are broken")
+
+    monkeypatch.setattr("normgrad_lightning.layers.patch_grid", broken)
+    with NormGrad(model, "stage1") as recorder:
+        F.cross_entropy(model(images), labels).backward()
+        with pytest.warns(UserWarning, match="failed at watching the layer '.*': RuntimeError: we are broken"):
+            assert list(recorder.maps) == ["stage1"]
+
+
 def test_the_unet_is_read_on_its_way_up():
     model, (images, _) = UNet(), batch()
     with NormGrad(model) as recorder:
