@@ -156,8 +156,15 @@ def grad_cam(x: Tensor, g: Tensor) -> Tensor:
 
 
 def channel_norm(t: Tensor, dim: int = 1) -> Tensor:
-    """The norm over channels at every location, in float32 or wider, without a widened copy of `t`."""
-    norm: Tensor = torch.linalg.vector_norm(t.detach(), dim=dim, dtype=_wide_dtype(t))
+    """The norm over channels at every location, in float32 or wider, without a widened copy of the whole of `t`."""
+    t, dtype, dim = t.detach(), _wide_dtype(t), dim % t.dim()
+    norm: Tensor
+    if t.is_cpu and t.numel() and t.stride(dim) != 1:
+        # A CPU adds whole planes several times faster than it reduces along an axis with gaps; image by image, for
+        # the squares of all would take as much memory as `t`.
+        norm = torch.stack([image.to(dtype).square().sum(dim - 1) for image in t]).sqrt_()
+    else:
+        norm = torch.linalg.vector_norm(t, dim=dim, dtype=dtype)
     return norm
 
 
