@@ -231,7 +231,7 @@ class NormGradCallback(Callback):
             return
         step, self._event = self._event, None
         self._recorder.enabled = False
-        if self._saw_backward or self._recorder.latest_maps():  # else the batch was skipped: the event waits
+        if self._saw_backward or self._recorder.has_gradients:  # else the batch was skipped: the event waits
             self._last_event = step
         with self._guard("reading the maps"):
             if self._take_maps(self._recorder):
@@ -259,8 +259,23 @@ class NormGradCallback(Callback):
 
     def _take_maps(self, recorder: NormGrad) -> bool:
         """Read the recorder into `maps` and `inputs`; False if there is nothing to show."""
-        layers = recorder.layers
+        self._numbers = {name: number for number, name in enumerate(recorder.layers)}
         maps = {name: m.cpu() * self._loss_scale for name, m in recorder.latest_maps().items()}
+        self._report(recorder, maps)
+        if not maps:
+            return False
+        if not all(bool(m.isfinite().all()) for m in maps.values()):
+            self.skipped += 1
+            return False
+        images = recorder.images
+        parts = list(maps.values()) if images is None else [*maps.values(), images]
+        chosen = self._choose_images(maps, min(map(len, parts)))
+        self.maps = {name: m[chosen] for name, m in maps.items()}
+        self.inputs = None if images is None else images[chosen.to(images.device)].cpu()
+        return True
+
+    def _report(self, recorder: NormGrad, maps: Mapping[str, Tensor]) -> None:
+        """Tell what cannot be read, and what there is nothing to see in, each once."""
         for problem in recorder.new_problems():
             self._complain(problem)
         if not recorder.has_run and self._saw_backward:
@@ -268,34 +283,23 @@ class NormGradCallback(Callback):
                 "NormGrad saw no layer at work: hooks work only in layers that are called as `layer(x)`, not as "
                 "`layer.forward(x)`, and that are part of the model when training starts."
             )
-        if not maps:
-            return False
         if not all(bool(m.isfinite().all()) for m in maps.values()):
-            self.skipped += 1
             self._warn_once(
                 "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
                 "`callback.skipped` counts them."
             )
-            return False
         for name in (name for name, m in maps.items() if not m.any()):
             self._warn_once(
                 f"NormGrad: the map of {name!r} is zero everywhere, so no gradient reaches its locations. At the first "
-                "step that is so if the head's weights start at zero; always, if the head reads a class token alone.",
-                f"zero map: {name}",
+                "step that is so if the head's weights start at zero; always, if the head reads a class token alone."
             )
-        chosen = self._choose_images(maps)
-        self._numbers = {name: number for number, name in enumerate(layers)}
-        self.maps = {name: m[chosen] for name, m in maps.items()}
-        self.inputs = None if recorder.images is None else recorder.images[chosen.to(recorder.images.device)].cpu()
-        return True
 
     @property
     def _order0_tag(self) -> str:
         return "normgrad_order0" if self.target == "output" else f"normgrad_order0_{self.target}"
 
-    def _choose_images(self, maps: Mapping[str, Tensor]) -> Tensor:
-        """The places in the batch of the images to show."""
-        count = min(len(m) for m in maps.values())
+    def _choose_images(self, maps: Mapping[str, Tensor], count: int) -> Tensor:
+        """The places in the batch of the images to show, of the first `count`."""
         shown = min(count, self.num_images)
         if self.images == "random":
             return torch.tensor(self._random.sample(range(count), shown))

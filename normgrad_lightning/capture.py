@@ -162,6 +162,11 @@ class NormGrad:
         """Whether any of the layers has been called since the beginning."""
         return bool(self._ran)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a gradient has come since the last `clear`."""
+        return bool(self._latest)
+
     def latest_maps(self) -> dict[str, Tensor]:
         """The same as `maps`, without a warning."""
         return {name: self._latest[name].map for name in self.layers if name in self._latest}
