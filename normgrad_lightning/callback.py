@@ -140,6 +140,7 @@ class NormGradCallback(Callback):
         self.maps: dict[str, Tensor] = {}
         self.inputs: Tensor | None = None
         self.skipped = 0
+        self._inputs_of: dict[str, Tensor | None] = {}
         self._recorder: NormGrad | None = None
         self._writers: list[PanelWriter] = []
         self._last_event: int | None = None
@@ -267,11 +268,14 @@ class NormGradCallback(Callback):
         if not all(bool(m.isfinite().all()) for m in maps.values()):
             self.skipped += 1
             return False
-        images = recorder.images
-        parts = list(maps.values()) if images is None else [*maps.values(), images]
+        images = {name: recorder.images_of(name) for name in maps}
+        parts = [*maps.values(), *(i for i in images.values() if i is not None)]
         chosen = self._choose_images(maps, min(map(len, parts)))
         self.maps = {name: m[chosen] for name, m in maps.items()}
-        self.inputs = None if images is None else images[chosen.to(images.device)].cpu()
+        self.inputs = _pick(recorder.images, chosen)
+        self._inputs_of = {
+            name: self.inputs if i is recorder.images else _pick(i, chosen) for name, i in images.items()
+        }
         return True
 
     def _report(self, recorder: NormGrad, maps: Mapping[str, Tensor]) -> None:
@@ -323,17 +327,22 @@ class NormGradCallback(Callback):
         if not self._writers:
             return
         with self._guard("drawing"):
-            tiles = self._input_tiles()
+            tiles: dict[int, Any] = {}
             for name, maps in self.maps.items():
-                picture = panel(tiles, maps.numpy(), colormap=self.colormap, opacity=self.opacity, scale=self.scale)
+                inputs = self._inputs_of[name]
+                if id(inputs) not in tiles:
+                    tiles[id(inputs)] = self._input_tiles(inputs)
+                picture = panel(
+                    tiles[id(inputs)], maps.numpy(), colormap=self.colormap, opacity=self.opacity, scale=self.scale
+                )
                 self._write(f"{self._order0_tag}/{self._numbers[name]:02d}_{name}", step, jpeg(picture), picture.shape)
 
-    def _input_tiles(self) -> Any:
+    def _input_tiles(self, inputs: Tensor | None) -> Any:
         """The inputs as tiles; grey ones where the network was given no image that could be found."""
-        if self.inputs is None:
+        if inputs is None:
             finest = max(self.maps.values(), key=Tensor.numel)
             return input_tiles(torch.zeros_like(finest).unsqueeze(1).numpy(), tile_size=self.tile_size)
-        return input_tiles(self.inputs.float().numpy(), mean=self.mean, std=self.std, tile_size=self.tile_size)
+        return input_tiles(inputs.float().numpy(), mean=self.mean, std=self.std, tile_size=self.tile_size)
 
     def _write(self, tag: str, step: int, encoded: bytes, shape: Sequence[int]) -> None:
         for writer in self._writers:
@@ -371,6 +380,10 @@ def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     accumulated = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
     return accumulated / (scaler.get_scale() if scaler is not None else 1.0)
+
+
+def _pick(images: Tensor | None, chosen: Tensor) -> Tensor | None:
+    return None if images is None else images[chosen.to(images.device)].cpu()
 
 
 def _signal(maps: Mapping[str, Tensor], count: int) -> Tensor:

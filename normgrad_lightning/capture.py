@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
 from normgrad_lightning.functional import Window, channel_norm, group_norms, group_product
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor
-from normgrad_lightning.layers import AUTO, TARGETS, Scout, check_spec, is_compiled, match_layers, named_layers
+from normgrad_lightning.layers import AUTO, TARGETS, Entry, Scout, check_spec, is_compiled, match_layers, named_layers
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
 
 Measure = Callable[[Tensor], Tensor]
@@ -81,8 +81,6 @@ class NormGrad:
             model, target=target, num_images=num_images, token_grid=token_grid, channels_last=channels_last
         )
         self._latest: dict[str, _Latest] = {}
-        self._images: Tensor | None = None
-        self._images_of = (-1, 0)
         self._ran: dict[str, None] = {}
         self._reached: set[str] = set()
         self._reasons: dict[str, str] = {}
@@ -122,7 +120,6 @@ class NormGrad:
     def clear(self) -> None:
         """Forget the maps and images of earlier steps."""
         self._latest.clear()
-        self._images = None
         self._scout.clear()
 
     @property
@@ -154,8 +151,13 @@ class NormGrad:
 
     @property
     def images(self) -> Tensor | None:
-        """The images that the maps belong to, `(N, C, *S)`, as the network saw them."""
-        return self._images
+        """The images that the latest maps belong to, `(N, C, *S)`, as the network saw them."""
+        latest = max(self._latest.values(), key=lambda latest: latest.backward, default=None)
+        return None if latest is None else latest.images
+
+    def images_of(self, name: str) -> Tensor | None:
+        """The images that this layer's map belongs to: others than `images`, if another backward reached it last."""
+        return self._latest[name].images
 
     @property
     def has_run(self) -> bool:
@@ -193,7 +195,8 @@ class NormGrad:
 
     def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
         """Bind the norms of the activation to the gradient that will come."""
-        self._scout.renew()
+        if not self._scout.renew() and current_backward() < 0:
+            return
         self._ran.setdefault(name)
         if point is None:
             raise ValueError("it gives no floating-point tensor")
@@ -208,7 +211,7 @@ class NormGrad:
             measure = weight_measure(layer, layout, layer_input[: self._num_images], point.shape)
         else:
             measure = identity_measure(layout, point[: self._num_images])
-        use = _Use(self, name, measure, self._scout.entry, self._scout.images)
+        use = _Use(self, name, measure, self._scout.entry)
         point.register_hook(use)  # type: ignore[no-untyped-call]
 
     def _take(self, use: _Use, backward: int, gradient: Tensor) -> None:
@@ -220,13 +223,10 @@ class NormGrad:
         if not self.enabled or use.name not in self._handles:
             return
         latest = self._latest.get(use.name)
-        if latest is None or latest.backward != backward or use.entry < latest.entry:
-            latest = self._latest[use.name] = _Latest(backward, use.entry)
-        if use.entry == latest.entry:
+        if latest is None or latest.backward != backward or use.entry_number < latest.entry_number:
+            latest = self._latest[use.name] = _Latest(backward, use)
+        if use.entry_number == latest.entry_number:
             latest.add(use.measure(gradient[: self._num_images]))
-        last_backward, entry = self._images_of
-        if use.images is not None and (last_backward != backward or use.entry < entry):
-            self._images, self._images_of = use.images, (backward, use.entry)
         self._reached.add(use.name)
         self._scout.end_step()
 
@@ -275,9 +275,10 @@ class NormGrad:
 class _Latest:
     """The map of one layer's latest backward: the sum over its uses there, for the images that entered first."""
 
-    def __init__(self, backward: int, entry: int) -> None:
+    def __init__(self, backward: int, use: _Use) -> None:
         self.backward = backward
-        self.entry = entry
+        self.entry_number = use.entry_number
+        self.images = use.images
         self._by_grid: dict[torch.Size, Tensor] = {}
 
     def add(self, part: Tensor) -> None:
@@ -292,13 +293,17 @@ class _Latest:
 class _Use:
     """One use of a layer in a forward pass, waiting for its gradient."""
 
-    def __init__(self, owner: NormGrad, name: str, measure: Measure, entry: int, images: Tensor | None) -> None:
+    def __init__(self, owner: NormGrad, name: str, measure: Measure, entry: Entry | None) -> None:
         self.name = name
         self.measure = measure
-        self.entry = entry
-        self.images = images
+        self.entry_number = 0 if entry is None else entry.number
+        self._entry = entry
         self._owner = weakref.ref(owner)
         self._born_in = current_backward()
+
+    @property
+    def images(self) -> Tensor | None:
+        return None if self._entry is None else self._entry.images
 
     def __call__(self, gradient: Tensor) -> None:
         owner = self._owner()

@@ -160,9 +160,10 @@ def channel_norm(t: Tensor, dim: int = 1) -> Tensor:
     t, dtype, dim = t.detach(), _wide_dtype(t), dim % t.dim()
     norm: Tensor
     if t.is_cpu and t.numel() and t.stride(dim) != 1:
-        # A CPU adds whole planes several times faster than it reduces along an axis with gaps; image by image, for
-        # the squares of all would take as much memory as `t`.
-        norm = torch.stack([image.to(dtype).square().sum(dim - 1) for image in t]).sqrt_()
+        # A CPU adds whole planes several times faster than it reduces along an axis with gaps; some images at a time,
+        # for the squares of all would take as much memory as `t`.
+        some = max(1, 2**18 * len(t) // t.numel())
+        norm = torch.cat([images.to(dtype).square().sum(dim) for images in torch.split(t, some)]).sqrt_()
     else:
         norm = torch.linalg.vector_norm(t, dim=dim, dtype=dtype)
     return norm

@@ -17,6 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+_passes: list[object] = []
+
+
+def current_pass() -> object:
+    """Names the pass of ours that is running, if any: recorders read only what runs in the pass they were made in."""
+    return _passes[-1] if _passes else None
+
+
+@contextmanager
+def own_pass() -> Iterator[None]:
+    """What runs inside is a pass of ours, and not training."""
+    _passes.append(object())
+    try:
+        yield
+    finally:
+        _passes.pop()
+
 
 def run_isolated(model: nn.Module, function: Callable[[nn.Module], Any]) -> Any:
     """`function(model)`, in eval mode, with stand-ins for weights and buffers and with its own random numbers.

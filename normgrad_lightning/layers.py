@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor, floating_tensors
-from normgrad_lightning.isolation import run_isolated
+from normgrad_lightning.isolation import current_pass, own_pass, run_isolated
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout, infer_layout, patch_grid
 
 AUTO = "auto"
@@ -58,8 +58,7 @@ def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: An
             '`inputs`: "auto" decides from what the network does with real inputs, but got None. '
             "Pass an example batch, or name the layers."
         )
-    scout = Scout(model)
-    with torch.no_grad(), scout:
+    with torch.no_grad(), own_pass(), Scout(model) as scout:
         run_isolated(model, lambda stand_in: _call(stand_in, inputs))
     return scout.choose()
 
@@ -168,16 +167,40 @@ class Sighting:
     tensor: int
 
 
-class Scout:
-    """Watches a forward pass: where the image enters, and which layers give features on which grid.
+class Entry:
+    """Images that entered a network, and what of them tells the layout of its features.
 
-    The image is what the first convolution reads (what the network saw, after every augmentation); without a
-    convolution, the first tensor with two or more spatial axes that any module is given.
+    Args:
+        number: counts the entries.
+        t: what the network, or the part of it that was called, was given.
+        layer: what it was given to.
+        num_images: how many to keep.
+    """
+
+    def __init__(self, number: int, t: Tensor, layer: nn.Module, num_images: int | None) -> None:
+        self.number = number
+        self.wants_gradient = t.requires_grad
+        self.take(t, layer, num_images)
+
+    def take(self, t: Tensor, layer: nn.Module, num_images: int | None) -> None:
+        """Take `t`, given to `layer`, for the images: the nearer to the weights, the better."""
+        self.shape = t.shape
+        self.images = t.detach()[:num_images]
+        self.patch_grid = patch_grid(layer, t.shape)
+        self.is_sure = _convolves(layer, t)
+
+
+class Scout:
+    """Watches forward passes: where images enter, and which layers give features on which grid.
+
+    Images enter where a network is called from outside of any other: `training_step` may call several, or one several
+    times. The image is what the first convolution inside reads (what the network saw, after every augmentation), or
+    else what the network was given.
 
     Args:
         model: the model to watch.
         target: whether a layer's output or its input is the point to look at.
-        num_images: how many images of the batch to keep; None: all.
+        num_images: how many images of a batch to keep; None: all.
         token_grid: see `infer_layout`.
         channels_last: see `infer_layout`.
     """
@@ -193,8 +216,8 @@ class Scout:
     ) -> None:
         self.enabled = True
         self.searching = True
-        self.images: Tensor | None = None
-        self.entry = 0
+        self.entry: Entry | None = None
+        self.has_seen_image = False
         self.sightings: list[Sighting] = []
         self.failures: dict[str, Exception] = {}
         self._target = target
@@ -203,10 +226,12 @@ class Scout:
         self._channels_last = channels_last
         self._layers = {"": model, **named_layers(model)}
         self._mixes_batch_and_tokens = any(getattr(m, "batch_first", True) is False for m in model.modules())
-        self._source: str | None = None
-        self._source_is_convolution = False
-        self._image_shape: torch.Size | None = None
-        self._patch_grid: tuple[int, ...] | None = None
+        self._pass = current_pass()
+        self._doors: set[str] = set()
+        self._open: list[str] = []
+        self._called: set[str] = set()
+        self._awaits_images = True
+        self._entries = 0
         self._sighted_in: dict[str, int] = {}
         self._last_tensor: tuple[Callable[[], Tensor | None], int] = (lambda: None, -1)
         self._tensors = 0
@@ -221,14 +246,13 @@ class Scout:
         self.detach()
 
     def attach(self) -> None:
-        """Put hooks on every layer while searching; after that, only where the image enters."""
+        """Put hooks on every layer while searching; after that, only where images were seen to enter."""
         for name, layer in self._layers.items():
-            if self.searching or name == self._source:
-                see_input = Hook(self._see_input, name)
+            if self.searching or name in self._doors:
+                see_input, see_output = Hook(self._see_input, name), Hook(self._see_output, name)
                 # First of all hooks: whoever reads the layer needs to know the image.
                 self._handles.append(layer.register_forward_pre_hook(see_input, with_kwargs=True, prepend=True))
-            if self.searching:
-                self._handles.append(layer.register_forward_hook(Hook(self._see_output, name), with_kwargs=True))
+                self._handles.append(layer.register_forward_hook(see_output, with_kwargs=True))
 
     def detach(self) -> None:
         """Take the hooks off again."""
@@ -236,8 +260,8 @@ class Scout:
             self._handles.pop().remove()
 
     def settle(self) -> None:
-        """End the search once it has seen a forward pass: keep watching only where the image enters."""
-        if self.searching and self._source is not None:
+        """End the search once it has seen images: keep watching only where they enter."""
+        if self.searching and self.has_seen_image:
             self.searching = False
             self.sightings.clear()
             if self._handles:
@@ -249,20 +273,33 @@ class Scout:
         self._stale = True
 
     def clear(self) -> None:
-        """Forget the images and sightings of earlier steps."""
-        self._stale = False
-        self.images = self._image_shape = None
+        """Forget the steps before, and what was seen in them."""
+        self._begin_step()
         self.sightings.clear()
         self._sighted_in.clear()
+
+    def renew(self) -> bool:
+        """Begin a new step if it is time to; False if what is called now counts for nothing.
+
+        Switched off, nothing counts; nor do passes of ours while training is watched, nor what checkpointing repeats
+        during a backward pass.
+        """
+        if not self.enabled or current_pass() is not self._pass or current_backward() >= 0:
+            return False
+        if self._stale:
+            self._begin_step()
+        return True
+
+    def _begin_step(self) -> None:
+        self._stale = False
+        self.entry = None
+        self._open.clear()
+        self._called.clear()
+        self._awaits_images = True
 
     def failed(self, name: str, error: Exception) -> None:
         """Take note of an error in a hook."""
         self.failures.setdefault(name, error)
-
-    @property
-    def has_seen_image(self) -> bool:
-        """Whether an image was found in any pass so far."""
-        return self._source is not None
 
     def layout(self, layer: nn.Module, t: Tensor) -> Layout:
         """How to read `t`, a tensor of this layer, as features on a grid."""
@@ -273,9 +310,9 @@ class Scout:
             )
         return infer_layout(
             t.shape,
-            self._image_shape,
+            None if self.entry is None else self.entry.shape,
             layer,
-            patch_grid=self._patch_grid,
+            patch_grid=None if self.entry is None else self.entry.patch_grid,
             token_grid=self._token_grid,
             channels_last=self._channels_last,
             of_input=self._target == "input",
@@ -291,45 +328,48 @@ class Scout:
         readable = [s for s in self.sightings if self._target != "weight" or why_no_weight(s.layer) is None]
         return choose([s for s in readable if reached(s.name)])
 
-    def renew(self) -> bool:
-        """Forget the last step if this call begins another; False if the call counts for nothing.
-
-        Switched off, none counts; nor does what checkpointing repeats during a backward pass.
-        """
-        if not self.enabled or current_backward() >= 0:
-            return False
-        if self._stale:
-            self.clear()
-        return True
-
     def _see_input(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.renew():
             return
         t = first_tensor((args, kwargs))
-        if t is None or t.dim() < 3 or math.prod(t.shape[2:]) < 2:
-            return
-        if self.images is None:
-            enters = t.dim() >= 4 or _convolves(layer, t)
-        elif name == self._source:
-            enters = not t.requires_grad  # another image; features that come round again are none
-        else:
-            surer = _convolves(layer, t) and not self._source_is_convolution and t.dim() >= self.images.dim()
-            enters = self.searching and surer
-        if enters:
-            self._take_image(name, layer, t)
+        if not self._open:
+            self._awaits_images |= name in self._called or t is None or not t.requires_grad
+            self._called.add(name)
+            self._doors.add(name)
+        self._open.append(name)
+        if t is not None and t.dim() >= 3 and math.prod(t.shape[2:]) > 1:
+            self._consider(name, layer, t)
 
-    def _take_image(self, name: str, layer: nn.Module, t: Tensor) -> None:
-        self._source, self._source_is_convolution = name, _convolves(layer, t)
-        self._image_shape = t.shape
-        self._patch_grid = patch_grid(layer, t.shape)
-        self.images = t.detach()[: self._num_images]
-        self.entry += 1
+    def _consider(self, name: str, layer: nn.Module, t: Tensor) -> None:
+        """Take `t` for images that enter, if that is what it is."""
+        entry = self.entry
+        if self._awaits_images and (t.dim() >= 4 or _convolves(layer, t)) and self._may_follow(entry, t):
+            self._awaits_images = False
+            self._entries += 1
+            self.entry = Entry(self._entries, t, layer, self._num_images)
+        elif (
+            entry is not None and not entry.is_sure and _convolves(layer, t) and entry.wants_gradient >= t.requires_grad
+        ):
+            entry.take(t, layer, self._num_images)
+        else:
+            return
+        self.has_seen_image = True
+        self._doors.add(name)
+
+    def _may_follow(self, entry: Entry | None, t: Tensor) -> bool:
+        """Features that a frozen part hands on are no new images: these have the channels of those before."""
+        return entry is None or (t.dim() == len(entry.shape) and t.shape[1] == entry.shape[1])
 
     def _see_output(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.renew() or not self.searching or self._sighted_in.setdefault(name, self.entry) != self.entry:
+        if not self.renew():
             return
-        t = first_tensor((args, kwargs)) if self._target == "input" else output
-        if not isinstance(t, Tensor) or not t.is_floating_point():
+        if name in self._open:
+            del self._open[self._open.index(name) :]
+        if self.searching:
+            self._sight(name, layer, first_tensor((args, kwargs)) if self._target == "input" else output)
+
+    def _sight(self, name: str, layer: nn.Module, t: Any) -> None:
+        if not isinstance(t, Tensor) or self._sighted_in.setdefault(name, self._entries) != self._entries:
             return
         try:
             layout = self.layout(layer, t)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normgrad_lightning.capture import NormGrad
-from normgrad_lightning.isolation import run_isolated
+from normgrad_lightning.isolation import own_pass, run_isolated
 from normgrad_lightning.layers import AUTO, Scout, check_spec, match_layers, named_layers
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -50,9 +50,15 @@ def order0_maps(
     """
     check_spec(layers)
     options: dict[str, Any] = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
-    if layers == AUTO:
-        layers = _auto_layers(model, loss_fn, batch, options)
-    names = match_layers(model, layers, target)
+    with own_pass():
+        if layers == AUTO:
+            layers = _auto_layers(model, loss_fn, batch, options)
+        return _order0_maps(model, loss_fn, batch, match_layers(model, layers, target), options)
+
+
+def _order0_maps(
+    model: nn.Module, loss_fn: LossFunction, batch: Any, names: list[str], options: dict[str, Any]
+) -> dict[str, Tensor]:
     roots: list[Tensor] = []
 
     def loss_and_backward(stand_in: nn.Module) -> None:
@@ -62,7 +68,7 @@ def order0_maps(
         torch.autograd.grad(loss, roots, allow_unused=True)
 
     recorder = NormGrad(model, names, **options)
-    with torch.enable_grad(), _graph_roots(model, names, target, roots), recorder:
+    with torch.enable_grad(), _graph_roots(model, names, options["target"], roots), recorder:
         run_isolated(model, loss_and_backward)
     return recorder.maps
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from normgrad_lightning import NormGrad
+from normgrad_lightning import NormGrad, order0_maps
 
 
 def close(a, b, tolerance=1e-10):
@@ -285,7 +285,8 @@ def test_auto_works_from_the_first_forward_on_and_stays():
             F.cross_entropy(model(images), labels).backward()
             assert list(recorder.maps) == ["stage1", "stage2", "stage3"]
         hooked = [name for name, m in model.named_modules() if m._forward_hooks]
-        assert sorted(hooked) == ["stage1", "stage2", "stage3"]
+        # Beside these, where the image enters: the model itself and its first convolution.
+        assert sorted(hooked) == ["", "stage1", "stage2", "stage3", "stem"]
     assert _hooks(model) == 0
 
 
@@ -686,3 +687,129 @@ def test_a_model_whose_parts_are_compiled_says_so_if_nothing_can_be_read():
             UserWarning, match="Parts of the model are compiled, and those are read at their border only"
         ):
             assert recorder.maps == {}
+
+
+# Several networks, several calls: each map belongs to the images of its own call.
+
+
+def two_networks():
+    """A student and a teacher, and batches of different sizes for them."""
+    torch.manual_seed(0)
+    return nn.ModuleDict({"net": ResNet(), "other": ResNet()}), batch(4)[0], batch(3, seed=1)[0]
+
+
+@pytest.mark.parametrize("layers", ["auto", ["net.stage1", "net.stage3"]])
+@pytest.mark.parametrize("order", ["before", "after", "after the backward"])
+@pytest.mark.parametrize("mode", ["no_grad", "frozen"])
+def test_a_teacher_does_not_take_the_students_place(layers, order, mode):
+    model, images, others = two_networks()
+    model["other"].requires_grad_(mode == "no_grad")
+
+    def teach():
+        with torch.set_grad_enabled(mode == "frozen"):
+            model["other"](others)
+
+    with NormGrad(model, layers) as recorder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            if order == "before":
+                teach()
+            loss = model["net"](images).square().sum()
+            if order == "after":
+                teach()
+            loss.backward()
+            if order == "after the backward":
+                teach()
+            assert {name.split(".")[0] for name in recorder.maps} == {"net"}
+            assert len(recorder.maps) >= 2
+            assert {len(m) for m in recorder.maps.values()} == {4}
+            assert torch.equal(recorder.images, images)
+
+
+def test_two_networks_in_one_backward_keep_to_their_own_images():
+    model, images, others = two_networks()
+    with NormGrad(model, ["net.stage2", "other.stage2"]) as recorder:
+        for _ in range(2):
+            (model["net"](images).sum() + model["other"](others).sum()).backward()
+            assert torch.equal(recorder.images_of("net.stage2"), images)
+            assert torch.equal(recorder.images_of("other.stage2"), others)
+            assert [len(m) for m in recorder.maps.values()] == [4, 3]
+
+
+def test_two_backwards_keep_to_their_own_images():
+    model, images, others = two_networks()
+    with NormGrad(model, ["net.stage2", "other.stage2"]) as recorder:
+        for _ in range(2):
+            model["net"](images).sum().backward()
+            model["other"](others).sum().backward()
+            assert torch.equal(recorder.images_of("net.stage2"), images)
+            assert torch.equal(recorder.images, others)
+
+
+@pytest.mark.parametrize("wants", ["none", "second", "both"])
+def test_two_views_are_told_apart_also_if_they_ask_for_gradients(wants):
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Flatten()).double().eval()
+    one, other = batch(2, dtype=torch.float64)[0], batch(2, dtype=torch.float64, seed=1)[0]
+    with NormGrad(model, "1") as alone:
+        model(one).square().sum().backward()
+    one.requires_grad_(wants == "both")
+    other.requires_grad_(wants != "none")
+    with NormGrad(model, "1") as recorder:
+        for _ in range(2):
+            (model(one).square().sum() + model(other).square().sum()).backward()
+            close(recorder.maps["1"], alone.maps["1"])
+            close(recorder.images, one.detach(), 1e-4)  # as the first convolution reads it, maybe
+
+
+def test_the_image_is_found_before_a_first_convolution_that_takes_no_hook():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+
+        def forward(self, x):
+            return F.conv2d(x, self.weight)
+
+    images, _ = batch()
+    for first in (
+        Functional(),
+        torch.jit.script(nn.Conv2d(3, 8, 3)),
+        torch.compile(nn.Conv2d(3, 8, 3), backend="eager"),
+    ):
+        model = nn.Sequential(first, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten())
+        with NormGrad(model, "2") as recorder:
+            for _ in range(2):
+                model(images).sum().backward()
+                assert torch.equal(recorder.images, images)
+                assert recorder.maps["2"].sum() > 0
+
+
+def test_an_augmentation_layer_before_the_network_is_behind_the_image():
+    class Flip(nn.Module):
+        def forward(self, x):
+            return x.flip(3)
+
+    model, (images, _) = nn.ModuleDict({"augment": Flip(), "net": ResNet()}), batch()
+    with NormGrad(model, "net.stage1") as recorder:
+        for _ in range(2):
+            model["net"](model["augment"](images)).sum().backward()
+            assert torch.equal(recorder.images, images.flip(3))
+
+
+def test_a_frozen_backbone_and_a_head_called_one_by_one_show_the_image():
+    backbone, head = nn.Conv2d(3, 8, 3).requires_grad_(False), nn.Conv2d(8, 4, 3)
+    model, (images, _) = nn.ModuleDict({"backbone": backbone, "head": head}), batch()
+    with NormGrad(model, "head") as recorder:
+        for _ in range(2):
+            model["head"](model["backbone"](images)).sum().backward()
+            assert torch.equal(recorder.images, images)
+
+
+def test_a_pass_of_our_own_in_between_is_not_recorded():
+    model, (images, labels), (others, _) = ResNet(), batch(), batch(seed=1)
+    with NormGrad(model, "stage2") as recorder:
+        F.cross_entropy(model(images), labels).backward()
+        before = recorder.maps["stage2"]
+        order0_maps(model, lambda m, x: m(x).sum(), others, ["stem", "stage2"])
+        assert torch.equal(recorder.maps["stage2"], before)
+        assert torch.equal(recorder.images, images)
