@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from normgrad_lightning import functional as functional
     from normgrad_lightning.callback import NormGradCallback as NormGradCallback
     from normgrad_lightning.capture import NormGrad as NormGrad
-    from normgrad_lightning.layers import select_layers as select_layers
     from normgrad_lightning.passes import order0_maps as order0_maps
+    from normgrad_lightning.passes import select_layers as select_layers
 
 __version__ = "0.1.0"
 
@@ -19,7 +19,7 @@ _HOMES = {
     "NormGrad": "capture",
     "NormGradCallback": "callback",
     "order0_maps": "passes",
-    "select_layers": "layers",
+    "select_layers": "passes",
 }
 
 __all__ = ["NormGrad", "NormGradCallback", "functional", "order0_maps", "select_layers"]

@@ -263,10 +263,14 @@ class NormGradCallback(Callback):
         self._numbers = {name: number for number, name in enumerate(recorder.layers)}
         maps = {name: m.cpu() * self._loss_scale for name, m in recorder.latest_maps().items()}
         self._report(recorder, maps)
-        if not maps:
-            return False
         if not all(bool(m.isfinite().all()) for m in maps.values()):
             self.skipped += 1
+            self._warn_once(
+                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
+                "`callback.skipped` counts them."
+            )
+            return False
+        if not maps:
             return False
         images = {name: recorder.images_of(name) for name in maps}
         parts = [*maps.values(), *(i for i in images.values() if i is not None)]
@@ -286,11 +290,6 @@ class NormGradCallback(Callback):
             self._complain(
                 "NormGrad saw no layer at work: hooks work only in layers that are called as `layer(x)`, not as "
                 "`layer.forward(x)`, and that are part of the model when training starts."
-            )
-        if not all(bool(m.isfinite().all()) for m in maps.values()):
-            self._warn_once(
-                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
-                "`callback.skipped` counts them."
             )
         for name in (name for name, m in maps.items() if not m.any()):
             self._warn_once(

@@ -19,7 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
 from normgrad_lightning.functional import Window, channel_norm, group_norms, group_product
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor
-from normgrad_lightning.layers import AUTO, TARGETS, Entry, Scout, check_spec, is_compiled, match_layers, named_layers
+from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers, named_layers
+from normgrad_lightning.scout import Entry, Scout
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
 
 Measure = Callable[[Tensor], Tensor]
@@ -195,6 +196,7 @@ class NormGrad:
 
     def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
         """Bind the norms of the activation to the gradient that will come."""
+        # What checkpointing repeats in a backward begins no step, but is what will get the gradient.
         if not self._scout.renew() and current_backward() < 0:
             return
         self._ran.setdefault(name)

@@ -13,10 +13,37 @@ from torch.utils._pytree import tree_map
 
 from normgrad_lightning.capture import NormGrad
 from normgrad_lightning.isolation import own_pass, run_isolated
-from normgrad_lightning.layers import AUTO, Scout, check_spec, match_layers, named_layers
+from normgrad_lightning.layers import AUTO, check_spec, match_layers, named_layers
+from normgrad_lightning.scout import Scout
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 """`loss_fn(model, batch)`, a scalar."""
+
+
+def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: Any = None) -> list[str]:
+    """The names of the layers that `spec` means.
+
+    Args:
+        model: any module.
+        spec: `"auto"`, a name, a glob such as `"layer*.1"`, or a list of names and globs. `*` stays within one part of
+            a name (`"layer*"` is `layer1` to `layer4`, not `layer1.0`); `**` stands for any number of parts.
+        inputs: what to call the model with, to decide `"auto"`: a tensor, a tuple of arguments or a dict of keywords.
+
+    Returns:
+        Names as in `model.named_modules()`: as the network runs for `"auto"`, as it is built otherwise.
+
+    Raises:
+        ValueError: a name that matches nothing, with the nearest names, or `"auto"` without inputs.
+    """
+    check_spec(spec)
+    if spec != AUTO:
+        return match_layers(model, spec)
+    if inputs is None:
+        raise ValueError(
+            '`inputs`: "auto" decides from what the network does with real inputs, but got None. '
+            "Pass an example batch, or name the layers."
+        )
+    return _auto_layers(model, lambda stand_in: _call(stand_in, inputs))
 
 
 def order0_maps(
@@ -50,9 +77,11 @@ def order0_maps(
     """
     check_spec(layers)
     options: dict[str, Any] = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
+    if layers == AUTO:
+        layers = _auto_layers(model, lambda stand_in: check_scalar(loss_fn(stand_in, batch)), **options)
+        if not layers:
+            raise ValueError('`layers`: "auto" found no layer that gives features on a grid. Name the layers.')
     with own_pass():
-        if layers == AUTO:
-            layers = _auto_layers(model, loss_fn, batch, options)
         return _order0_maps(model, loss_fn, batch, match_layers(model, layers, target), options)
 
 
@@ -102,14 +131,17 @@ def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
-def _auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, options: dict[str, Any]) -> list[str]:
-    scout = Scout(model, **options)
-    with torch.no_grad(), scout:
-        check_scalar(run_isolated(model, lambda stand_in: loss_fn(stand_in, batch)))
-    names = scout.choose()
-    if not names:
-        raise ValueError('`layers`: "auto" found no layer that gives features on a grid. Name the layers.')
-    return names
+def _auto_layers(model: nn.Module, run: Callable[[nn.Module], Any], **options: Any) -> list[str]:
+    """What `"auto"` takes, from one forward pass that leaves no trace."""
+    with torch.no_grad(), own_pass(), Scout(model, **options) as scout:
+        run_isolated(model, run)
+    return scout.choose()
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 @contextmanager

@@ -562,7 +562,7 @@ def test_an_error_at_watching_never_reaches_the_pass(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("we are broken")
 
-    monkeypatch.setattr("normgrad_lightning.layers.patch_grid", broken)
+    monkeypatch.setattr("normgrad_lightning.scout.patch_grid", broken)
     with NormGrad(model, "stage1") as recorder:
         F.cross_entropy(model(images), labels).backward()
         with pytest.warns(UserWarning, match="failed at watching the layer '.*': RuntimeError: we are broken"):

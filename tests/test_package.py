@@ -13,7 +13,7 @@ PACKAGE = Path(normgrad_lightning.__file__).parent
 
 # What each module may import of the package. Nothing else, so that no arrow is ever turned round.
 ARROWS = {
-    "__init__": {"functional", "callback", "capture", "layers", "passes"},
+    "__init__": {"functional", "callback", "capture", "passes"},
     "functional": set(),
     "checks": set(),
     "hooks": set(),
@@ -21,9 +21,10 @@ ARROWS = {
     "tokens": set(),
     "render": set(),
     "loggers": set(),
-    "layers": {"hooks", "isolation", "tokens"},
-    "capture": {"checks", "functional", "hooks", "layers", "tokens"},
-    "passes": {"capture", "isolation", "layers"},
+    "layers": {"tokens"},
+    "scout": {"hooks", "isolation", "layers", "tokens"},
+    "capture": {"checks", "functional", "hooks", "layers", "scout", "tokens"},
+    "passes": {"capture", "isolation", "layers", "scout"},
     "callback": {"capture", "checks", "layers", "loggers", "render"},
 }
 OUTSIDE = {
@@ -33,6 +34,7 @@ OUTSIDE = {
     "isolation": {"torch", "numpy"},
     "tokens": {"torch"},
     "layers": {"torch"},
+    "scout": {"torch"},
     "capture": {"torch"},
     "passes": {"torch"},
     "render": {"numpy", "PIL", "cmap"},
