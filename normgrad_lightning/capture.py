@@ -10,21 +10,35 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
-from normgrad_lightning.functional import Window, channel_norm, group_norms, group_product
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor
 from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers, named_layers
+from normgrad_lightning.products import OuterProducts
 from normgrad_lightning.scout import Entry, Scout
-from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
+from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
+from normgrad_lightning.windows import Window
 
-Measure = Callable[[Tensor], Tensor]
-"""A map as a function of the gradient; what it needs of the activation is bound in."""
+Reading = Callable[[Tensor], Any]
+"""What is made of a gradient when it comes; what it needs of the activation is bound in."""
+
+
+class Point(NamedTuple):
+    """How the activation and the gradient at a layer make the products that a map is about.
+
+    Attributes:
+        products: the products.
+        view: brings either tensor to `(N, C, *S)`.
+    """
+
+    products: OuterProducts
+    view: Callable[[Tensor], Tensor]
 
 
 class NormGrad:
@@ -82,6 +96,7 @@ class NormGrad:
             model, target=target, num_images=num_images, token_grid=token_grid, channels_last=channels_last
         )
         self._latest: dict[str, _Latest] = {}
+        self._uses = 0
         self._ran: dict[str, None] = {}
         self._reached: set[str] = set()
         self._reasons: dict[str, str] = {}
@@ -172,7 +187,14 @@ class NormGrad:
 
     def latest_maps(self) -> dict[str, Tensor]:
         """The same as `maps`, without a warning."""
-        return {name: self._latest[name].map for name in self.layers if name in self._latest}
+        return {name: add_up(parts) for name, parts in self._parts().items()}
+
+    def _parts(self) -> dict[str, list[Any]]:
+        """What was read at each layer in its latest backward, use by use."""
+        latest = {
+            name: sorted(self._latest[name].parts, key=itemgetter(0)) for name in self.layers if name in self._latest
+        }
+        return {name: [reading for _, reading in parts] for name, parts in latest.items()}
 
     def new_problems(self) -> list[str]:
         """A sentence for each layer that cannot be read, and for each error of ours; none is told twice."""
@@ -192,7 +214,8 @@ class NormGrad:
 
     def _see_output(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.enabled:
-            self._read(name, layer, self._scout.point(args, kwargs, output), first_tensor((args, kwargs)))
+            layer_input = first_tensor((args, kwargs)) if self._target == "weight" else None
+            self._read(name, layer, self._scout.point(args, kwargs, output), layer_input)
 
     def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
         """Bind the norms of the activation to the gradient that will come."""
@@ -209,12 +232,20 @@ class NormGrad:
                 self._reasons.setdefault(name, "it gets no gradient, for it and all before it is frozen")
             return
         layout = self._scout.layout(layer, point)
-        if self._target == "weight" and layer_input is not None:
-            measure = weight_measure(layer, layout, layer_input[: self._num_images], point.shape)
-        else:
-            measure = identity_measure(layout, point[: self._num_images])
-        use = _Use(self, name, measure, self._scout.entry)
+        x = (point if layer_input is None else layer_input)[: self._num_images]
+        products = (
+            OuterProducts() if layer_input is None else weight_products(layer, x.shape, (len(x), *point.shape[1:]))
+        )
+        view = layout.view if products.window is None else _as_it_is
+        self._uses += 1
+        use = _Use(self, name, self._uses, self._reading(Point(products, view), x), self._scout.entry)
         point.register_hook(use)  # type: ignore[no-untyped-call]
+
+    def _reading(self, point: Point, x: Tensor) -> Reading:
+        """Take the norms of the activation, to be multiplied by those of the gradient."""
+        products, view = point
+        norms = products.x_norms(view(x))
+        return lambda g: products.spread(products.norm(norms, products.g_norms(view(g))))
 
     def _take(self, use: _Use, backward: int, gradient: Tensor) -> None:
         """Turn a gradient that has come into (a part of) the map of this backward.
@@ -228,7 +259,7 @@ class NormGrad:
         if latest is None or latest.backward != backward or use.entry_number < latest.entry_number:
             latest = self._latest[use.name] = _Latest(backward, use)
         if use.entry_number == latest.entry_number:
-            latest.add(use.measure(gradient[: self._num_images]))
+            latest.parts.append((use.number, use.reading(gradient[: self._num_images])))
         self._reached.add(use.name)
         self._scout.end_step()
 
@@ -275,29 +306,22 @@ class NormGrad:
 
 
 class _Latest:
-    """The map of one layer's latest backward: the sum over its uses there, for the images that entered first."""
+    """What one layer's latest backward gave, for the images that entered first: a part for each use of the layer."""
 
     def __init__(self, backward: int, use: _Use) -> None:
         self.backward = backward
         self.entry_number = use.entry_number
         self.images = use.images
-        self._by_grid: dict[torch.Size, Tensor] = {}
-
-    def add(self, part: Tensor) -> None:
-        known = self._by_grid.get(part.shape)
-        self._by_grid[part.shape] = part if known is None else known + part
-
-    @property
-    def map(self) -> Tensor:
-        return max(self._by_grid.values(), key=Tensor.numel)
+        self.parts: list[tuple[int, Any]] = []
 
 
 class _Use:
     """One use of a layer in a forward pass, waiting for its gradient."""
 
-    def __init__(self, owner: NormGrad, name: str, measure: Measure, entry: Entry | None) -> None:
+    def __init__(self, owner: NormGrad, name: str, number: int, reading: Reading, entry: Entry | None) -> None:
         self.name = name
-        self.measure = measure
+        self.number = number
+        self.reading = reading
         self.entry_number = 0 if entry is None else entry.number
         self._entry = entry
         self._owner = weakref.ref(owner)
@@ -319,31 +343,27 @@ class _Use:
             owner.failed(self.name, error)
 
 
-def identity_measure(layout: Layout, x: Tensor) -> Measure:
-    """The map of an imaginary identity convolution at `x`."""
-    norm = channel_norm(layout.view(x))
-    return lambda g: norm * channel_norm(layout.view(g))
+def _as_it_is(t: Tensor) -> Tensor:
+    return t
 
 
-def weight_measure(layer: nn.Module, layout: Layout, x: Tensor, output_shape: Sequence[int]) -> Measure:
-    """The map of the layer's own weight: `x` is its input, the gradient to come that at its output."""
+def weight_products(layer: nn.Module, x_shape: Sequence[int], g_shape: Sequence[int]) -> OuterProducts:
+    """The products of the layer's own weight, for an input and an output gradient of these shapes."""
     if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
-        return _transposed_measure(layer, x, output_shape)
+        window = Window.of_transposed(x_shape, g_shape, layer.kernel_size, layer.stride, layer.padding, layer.dilation)  # type: ignore[arg-type]
+        return OuterProducts(layer.groups, window, transposed=True)
     if isinstance(layer, CONVOLUTIONS):
-        return _convolution_measure(layer, x, output_shape)
-    return identity_measure(layout, x)
+        window = Window.of(
+            x_shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.padding_mode
+        )
+        if window.output_shape != tuple(g_shape[2:]):
+            raise ValueError(f"its output {tuple(g_shape)} does not have the size that its own geometry gives")
+        return OuterProducts(layer.groups, window)
+    return OuterProducts()
 
 
-def _convolution_measure(layer: Any, x: Tensor, output_shape: Sequence[int]) -> Measure:
-    window = Window.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.padding_mode)
-    if window.output_shape != tuple(output_shape[2:]):
-        raise ValueError(f"its output {tuple(output_shape)} does not have the size that its own geometry gives")
-    patches = window.norm(group_norms(x, layer.groups, "x"))
-    return lambda g: window.spread(group_product(patches, group_norms(g, layer.groups, "g")))
-
-
-def _transposed_measure(layer: Any, x: Tensor, output_shape: Sequence[int]) -> Measure:
-    g_shape = (len(x), *output_shape[1:])
-    window = Window.of_transposed(x.shape, g_shape, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    norms = group_norms(x, layer.groups, "x")
-    return lambda g: window.spread(group_product(window.norm(group_norms(g, layer.groups, "g")), norms))
+def add_up(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of maps; of maps on several grids, the sum of those on the finest."""
+    finest = max(parts, key=Tensor.numel).shape
+    first, *others = [part for part in parts if part.shape == finest]
+    return sum(others, first)

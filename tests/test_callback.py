@@ -638,7 +638,7 @@ def test_a_failure_inside_a_hook_is_one_warning_for_each_layer(tmp_path, monkeyp
         raise RuntimeError("we are broken")
 
     plain, _, _ = finished(tmp_path / "plain", None)
-    monkeypatch.setattr("normgrad_lightning.capture.channel_norm", broken)
+    monkeypatch.setattr("normgrad_lightning.products.channel_norm", broken)
     weights, told, _ = finished(tmp_path / "run", NormGradCallback(layers="net.stage2", every_n_steps=1))
     assert all(map(torch.equal, plain, weights))
     assert told == ["NormGrad cannot read the layer 'net.stage2': RuntimeError: we are broken."]

@@ -548,7 +548,7 @@ def test_an_error_of_ours_never_reaches_the_pass(monkeypatch):
         calls.append(1)
         raise RuntimeError("we are broken")
 
-    monkeypatch.setattr("normgrad_lightning.capture.channel_norm", broken)
+    monkeypatch.setattr("normgrad_lightning.products.channel_norm", broken)
     with NormGrad(model, "stage1") as recorder:
         F.cross_entropy(model(images), labels).backward()
         with pytest.warns(UserWarning, match="cannot read the layer 'stage1': RuntimeError: we are broken"):

@@ -14,7 +14,9 @@ PACKAGE = Path(normgrad_lightning.__file__).parent
 # What each module may import of the package. Nothing else, so that no arrow is ever turned round.
 ARROWS = {
     "__init__": {"functional", "callback", "capture", "passes"},
-    "functional": set(),
+    "windows": set(),
+    "products": {"windows"},
+    "functional": {"products", "windows"},
     "checks": set(),
     "hooks": set(),
     "isolation": set(),
@@ -23,11 +25,13 @@ ARROWS = {
     "loggers": set(),
     "layers": {"tokens"},
     "scout": {"hooks", "isolation", "layers", "tokens"},
-    "capture": {"checks", "functional", "hooks", "layers", "scout", "tokens"},
+    "capture": {"checks", "hooks", "layers", "products", "scout", "tokens", "windows"},
     "passes": {"capture", "isolation", "layers", "scout"},
     "callback": {"capture", "checks", "layers", "loggers", "render"},
 }
 OUTSIDE = {
+    "windows": {"torch"},
+    "products": {"torch"},
     "functional": {"torch"},
     "checks": set(),
     "hooks": {"torch"},
