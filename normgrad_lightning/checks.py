@@ -20,6 +20,12 @@ def check_whole(name: str, value: object, least: int, hint: str = "") -> None:
         raise ValueError(f"`{name}`: expected a whole number of at least {least}, but got {value!r}.{hint}")
 
 
+def check_positive(name: str, value: object) -> None:
+    """Raise if `value` is no finite number above zero."""
+    if not _is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise ValueError(f"`{name}`: expected a number above 0, but got {value!r}.")
+
+
 def check_flag(name: str, value: object, *, or_none: bool = False) -> None:
     """Raise if `value` is neither True nor False (nor, if allowed, None): the text "false" would count as true."""
     if not isinstance(value, bool) and not (or_none and value is None):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from normgrad_lightning.batches import copied, map_tensors
 from normgrad_lightning.capture import NormGrad
-from normgrad_lightning.isolation import own_pass, run_isolated
+from normgrad_lightning.isolation import Sandbox, own_pass
 from normgrad_lightning.layers import AUTO, check_spec, match_layers, named_layers
 from normgrad_lightning.scout import Scout
 
@@ -43,7 +42,7 @@ def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: An
             '`inputs`: "auto" decides from what the network does with real inputs, but got None. '
             "Pass an example batch, or name the layers."
         )
-    return _auto_layers(model, lambda stand_in: _call(stand_in, inputs))
+    return _seen_layers(model, lambda stand_in: _call(stand_in, inputs))
 
 
 def order0_maps(
@@ -58,10 +57,9 @@ def order0_maps(
 ) -> dict[str, Tensor]:
     """Order-0 maps of a model for a batch, in one pass that leaves no trace in the model.
 
-    The pass runs in eval mode and asks autograd for the hook points only: weights get no gradient, and neither is a
-    graph kept below the lowest hook point nor does backward go there. So frozen models work too. Raw values scale as
-    the loss does: a mean over N images divides them by N. Weights, buffers, gradients, modes and random numbers are as
-    before; what `loss_fn` and the model's own code do to python attributes is theirs.
+    The pass asks autograd for the hook points only: weights get no gradient, and neither is a graph kept below the
+    lowest hook point nor does backward go there. So frozen models work too. BatchNorm, dropout and other modules
+    without children run in eval mode. Raw values scale as the loss does: a mean over N images divides them by N.
 
     Args:
         model: any module.
@@ -78,9 +76,7 @@ def order0_maps(
     check_spec(layers)
     options: dict[str, Any] = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
     if layers == AUTO:
-        layers = _auto_layers(model, lambda stand_in: check_scalar(loss_fn(stand_in, batch)), **options)
-        if not layers:
-            raise ValueError('`layers`: "auto" found no layer that gives features on a grid. Name the layers.')
+        layers = auto_layers(model, loss_fn, batch, **options)
     with own_pass():
         return _order0_maps(model, loss_fn, batch, match_layers(model, layers, target), options)
 
@@ -91,14 +87,14 @@ def _order0_maps(
     roots: list[Tensor] = []
 
     def loss_and_backward(stand_in: nn.Module) -> None:
-        loss = loss_fn(stand_in, tree_map(_detached, batch))
+        loss = loss_fn(stand_in, copied(batch))
         check_scalar(loss)
         check_depends(loss, roots)
         torch.autograd.grad(loss, roots, allow_unused=True)
 
     recorder = NormGrad(model, names, **options)
-    with torch.enable_grad(), _graph_roots(model, names, options["target"], roots), recorder:
-        run_isolated(model, loss_and_backward)
+    with torch.enable_grad(), graph_roots(model, names, options["target"], roots), recorder:
+        Sandbox(model).run(loss_and_backward)
     return recorder.maps
 
 
@@ -109,32 +105,42 @@ def check_scalar(loss: object) -> None:
         raise ValueError(f"`loss_fn`: expected a scalar tensor, but got {came}. Reduce it, for example with `.mean()`.")
 
 
-def check_depends(loss: Tensor, roots: Sequence[Tensor]) -> None:
-    """Raise if `loss` cannot be differentiated by the hook points."""
-    if not roots or not loss.requires_grad:
+def check_depends(loss: Tensor, on: Sequence[Tensor], what: str = "the chosen layers") -> None:
+    """Raise if `loss` cannot be differentiated by these tensors."""
+    if not on or not loss.requires_grad:
         raise ValueError(
-            "`loss_fn`: expected a loss that depends on the chosen layers, but it does not. "
+            f"`loss_fn`: expected a loss that depends on {what}, but it does not. "
             "Check that it calls the model it is given, outside of `torch.no_grad()`."
         )
 
 
-def _map_tensors(function: Callable[[Any], Any], nested: Any) -> Any:
-    """`tree_map` that knows dataclasses, too."""
-    if is_dataclass(nested) and not isinstance(nested, type) and not isinstance(nested, Mapping):
-        return replace(
-            nested, **{field.name: tree_map(function, getattr(nested, field.name)) for field in fields(nested)}
-        )
-    return tree_map(function, nested)
+def auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **options: Any) -> list[str]:
+    """What `"auto"` takes for a loss, from one forward pass that leaves no trace."""
+    layers = _seen_layers(model, lambda stand_in: check_scalar(loss_fn(stand_in, copied(batch))), **options)
+    if not layers:
+        raise ValueError('`layers`: "auto" found no layer that gives features on a grid. Name the layers.')
+    return layers
 
 
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **options: Any) -> list[str]:
+    """What `"auto"` takes in training: of the layers that the gradient reaches, as weights may be frozen."""
+    stand_ins = {name: p.detach().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
+
+    def loss_and_backward(stand_in: nn.Module) -> None:
+        loss = loss_fn(stand_in, copied(batch))
+        check_scalar(loss)
+        learning = [p for p in stand_ins.values() if p.requires_grad]
+        check_depends(loss, learning)
+        torch.autograd.grad(loss, learning, allow_unused=True)
+
+    with torch.enable_grad(), own_pass(), NormGrad(model, AUTO, **options) as recorder:
+        Sandbox(model).run(loss_and_backward, stand_ins)
+    return recorder.layers
 
 
-def _auto_layers(model: nn.Module, run: Callable[[nn.Module], Any], **options: Any) -> list[str]:
-    """What `"auto"` takes, from one forward pass that leaves no trace."""
+def _seen_layers(model: nn.Module, run: Callable[[nn.Module], Any], **options: Any) -> list[str]:
     with torch.no_grad(), own_pass(), Scout(model, **options) as scout:
-        run_isolated(model, run)
+        Sandbox(model).run(run)
     return scout.choose()
 
 
@@ -145,22 +151,31 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 
 @contextmanager
-def _graph_roots(model: nn.Module, names: Sequence[str], target: str, roots: list[Tensor]) -> Iterator[None]:
-    """Let autograd's graph begin at the lowest of the named layers; its beginnings are added to `roots`."""
+def graph_roots(
+    model: nn.Module, names: Sequence[str], target: str, roots: list[Tensor], *, beside_weights: bool = False
+) -> Iterator[None]:
+    """Let autograd's graph begin at the lowest of the named layers; its beginnings are added to `roots`.
 
-    def rooted(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or (t.requires_grad and roots):
+    With `beside_weights`, which also ask for gradients, it begins only where none would come by otherwise.
+    """
+
+    def rooted(t: Tensor) -> Tensor:
+        if not t.is_floating_point() or (t.requires_grad and (roots or beside_weights)):
             return t
-        roots.append(t.detach().requires_grad_())
-        return roots[-1].clone()  # not the leaf itself: the next layer may work in place
+        roots.append(t.clone() if t.requires_grad else t.detach().requires_grad_())
+        return roots[-1].clone()  # not the root itself: the next layer may work in place
+
+    def begin_at_input(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return map_tensors(rooted, (args, kwargs))
+
+    def begin_at_output(_: nn.Module, args: Any, output: Any) -> Any:
+        return map_tensors(rooted, output)
 
     layers = named_layers(model)
-    handles = [
-        layers[name].register_forward_pre_hook(
-            lambda _, args, kwargs: tree_map(rooted, (args, kwargs)), with_kwargs=True
-        )
+    handles = [  # before whatever reads the layer
+        layers[name].register_forward_pre_hook(begin_at_input, with_kwargs=True, prepend=True)
         if target == "input"
-        else layers[name].register_forward_hook(lambda _, args, output: _map_tensors(rooted, output))
+        else layers[name].register_forward_hook(begin_at_output, prepend=True)
         for name in names
     ]
     try:

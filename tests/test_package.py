@@ -13,20 +13,22 @@ PACKAGE = Path(normgrad_lightning.__file__).parent
 
 # What each module may import of the package. Nothing else, so that no arrow is ever turned round.
 ARROWS = {
-    "__init__": {"functional", "callback", "capture", "passes"},
+    "__init__": {"functional", "callback", "capture", "order1", "passes"},
     "windows": set(),
     "products": {"windows"},
     "functional": {"products", "windows"},
     "checks": set(),
     "hooks": set(),
     "isolation": set(),
+    "batches": set(),
     "tokens": set(),
     "render": set(),
     "loggers": set(),
     "layers": {"tokens"},
     "scout": {"hooks", "isolation", "layers", "tokens"},
     "capture": {"checks", "hooks", "layers", "products", "scout", "tokens", "windows"},
-    "passes": {"capture", "isolation", "layers", "scout"},
+    "passes": {"batches", "capture", "isolation", "layers", "scout"},
+    "order1": {"batches", "capture", "checks", "functional", "isolation", "layers", "passes"},
     "callback": {"capture", "checks", "layers", "loggers", "render"},
 }
 OUTSIDE = {
@@ -36,11 +38,13 @@ OUTSIDE = {
     "checks": set(),
     "hooks": {"torch"},
     "isolation": {"torch", "numpy"},
+    "batches": {"torch", "numpy"},
     "tokens": {"torch"},
     "layers": {"torch"},
     "scout": {"torch"},
     "capture": {"torch"},
     "passes": {"torch"},
+    "order1": {"torch"},
     "render": {"numpy", "PIL", "cmap"},
     "loggers": {"tensorboard"},
     "callback": {"torch", "pytorch_lightning"},
