@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from normgrad_lightning.batches import batch_size, single_images
 from normgrad_lightning.capture import NormGrad
 from normgrad_lightning.checks import (
     check_choice,
+    check_choices,
     check_flag,
     check_grid,
     check_normalisation,
@@ -25,7 +27,10 @@ from normgrad_lightning.checks import (
 )
 from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers
 from normgrad_lightning.loggers import PanelWriter, panel_writers
-from normgrad_lightning.render import SCALES, check_colormap, input_tiles, jpeg, panel
+from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
+from normgrad_lightning.passes import order0_maps, trained_layers
+from normgrad_lightning.render import SCALES, SIGNED_COLORMAP, check_colormap, input_tiles, jpeg, panel
+from normgrad_lightning.training_loss import TrainingLoss, check_training_loss
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -54,8 +59,9 @@ RANDOM_SEED = 0
 class NormGradCallback(Callback):
     """Shows in TensorBoard which pixels the training signal comes from, layer by layer, while a model trains.
 
-    Maps are read from the gradients that training computes anyway: no pass of its own, and the same bits in the
-    weights with and without it. See the README for how to read them.
+    Order-0 maps are read from the gradients that training computes anyway: no pass of its own, and the same bits in the
+    weights with and without it. Order-1 maps, if asked for, take passes of their own at the start of a batch, which
+    leave no trace. See the README for how to read them.
 
     Args:
         enabled: False attaches nothing and costs nothing.
@@ -64,6 +70,13 @@ class NormGradCallback(Callback):
         every_n_steps: optimizer steps from one event to the next; the first step is an event.
         num_images: how many images of the batch are shown.
         images: which: `"first"`, `"random"` or `"hardest"` (most training signal).
+        order1_every_n_steps: optimizer steps from one event with order-1 maps to the next; None: never.
+        order1_maps: which: `"order1"` (what matters for training on the image), `"adversarial"` (what would degrade the
+            model), `"contrast"` (the one minus the other).
+        epsilon: size of the inner step; see `order1_maps`, as for the next three.
+        per_image: an inner step for each image, or one for the whole batch.
+        second_order: False leaves the Hessian term out, at half the price.
+        factorised: whether to take the activation to be the same in all passes.
         mean: the mean the images were normalised with, to show them; None (with `std` None): each stretched by itself.
         std: the standard deviation they were normalised with.
         colormap: a name known to the cmap package.
@@ -75,8 +88,10 @@ class NormGradCallback(Callback):
         on_error: `"warn"` or `"raise"`.
 
     Attributes:
-        maps: the latest map of each layer, `(num_images, *S)`, on the CPU.
+        maps: the latest order-0 map of each layer, `(num_images, *S)`, on the CPU.
         inputs: the images they belong to, as the network saw them.
+        order1: the latest maps of each layer, by kind: `order1["contrast"]["net.layer4"]`.
+        order1_inputs: the images that these belong to.
         skipped: how many events had no map because a gradient was not finite.
 
     Example:
@@ -94,6 +109,12 @@ class NormGradCallback(Callback):
         every_n_steps: int = 100,
         num_images: int = 8,
         images: Literal["first", "random", "hardest"] = "first",
+        order1_every_n_steps: int | None = None,
+        order1_maps: Sequence[Literal["order1", "adversarial", "contrast"]] = ("order1", "adversarial"),
+        epsilon: float = EPSILON,
+        per_image: bool = True,
+        second_order: bool = True,
+        factorised: bool = True,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
         colormap: str = "inferno",
@@ -113,6 +134,11 @@ class NormGradCallback(Callback):
         check_whole("every_n_steps", every_n_steps, 1, " To switch the callback off, set `enabled=False`.")
         check_whole("num_images", num_images, 1)
         check_choice("images", images, IMAGES)
+        if order1_every_n_steps is not None:
+            check_whole("order1_every_n_steps", order1_every_n_steps, 1, " None switches order-1 maps off.")
+        check_choices("order1_maps", order1_maps, KINDS)
+        Settings(epsilon, second_order, factorised)
+        check_flag("per_image", per_image)
         check_normalisation(mean, std)
         check_colormap(colormap)
         check_opacity(opacity)
@@ -127,6 +153,12 @@ class NormGradCallback(Callback):
         self.every_n_steps = every_n_steps
         self.num_images = num_images
         self.images = images
+        self.order1_every_n_steps = order1_every_n_steps
+        self.order1_maps = order1_maps
+        self.epsilon = epsilon
+        self.per_image = per_image
+        self.second_order = second_order
+        self.factorised = factorised
         self.mean = mean
         self.std = std
         self.colormap = colormap
@@ -139,11 +171,16 @@ class NormGradCallback(Callback):
 
         self.maps: dict[str, Tensor] = {}
         self.inputs: Tensor | None = None
+        self.order1: dict[str, dict[str, Tensor]] = {}
+        self.order1_inputs: Tensor | None = None
         self.skipped = 0
         self._inputs_of: dict[str, Tensor | None] = {}
         self._recorder: NormGrad | None = None
         self._writers: list[PanelWriter] = []
         self._last_event: int | None = None
+        self._last_order1: int | None = None
+        self._order1: Order1 | None = None
+        self._chosen: list[int] | None = None
         self._event: int | None = None
         self._loss_scale = 1.0
         self._announced = False
@@ -155,16 +192,23 @@ class NormGradCallback(Callback):
     @property
     def state_key(self) -> str:
         """Tells callbacks of one Trainer that look at different things apart, in a checkpoint."""
-        return self._generate_state_key(layers=self.layers, target=self.target, images=self.images)
+        return self._generate_state_key(
+            layers=self.layers, target=self.target, images=self.images, per_image=self.per_image, epsilon=self.epsilon
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with its schedule and its random images."""
         version, numbers, gauss = self._random.getstate()
-        return {"last_event": self._last_event, "random": [version, list(numbers), gauss]}
+        return {
+            "last_event": self._last_event,
+            "last_order1": self._last_order1,
+            "random": [version, list(numbers), gauss],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
         self._last_event = state_dict["last_event"]
+        self._last_order1 = state_dict["last_order1"]
         version, numbers, gauss = state_dict["random"]
         self._random.setstate((version, tuple(numbers), gauss))
 
@@ -172,14 +216,16 @@ class NormGradCallback(Callback):
         """What a copy carries (as for spawned processes): nothing that belongs to this one's run."""
         of_the_trainer = ("log", "log_dict")  # it sets these to methods of the module
         own = {name: value for name, value in self.__dict__.items() if name not in of_the_trainer}
-        return {**own, "_recorder": None, "_writers": [], "_event": None}
+        return {**own, "_recorder": None, "_writers": [], "_event": None, "_order1": None}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find out where panels go."""
+        """Find out where panels go, and whether order-1 passes can have the module's loss."""
         if stage != "fit" or not self.enabled:
             return
+        if self.order1_every_n_steps is not None:
+            check_training_loss(trainer, pl_module)
         if trainer.global_step == 0:
-            self._last_event = None
+            self._last_event = self._last_order1 = None
         self._writers = []
         if trainer.is_global_zero:
             self._writers, notes = panel_writers(trainer.loggers, trainer.default_root_dir)
@@ -210,12 +256,22 @@ class NormGradCallback(Callback):
             self._recorder.attach()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin an event if one is due: from here on the hooks look at what passes."""
-        if self._recorder is not None and self._is_due(trainer.global_step):
-            self._event = trainer.global_step
-            self._saw_backward, self._loss_scale = False, 1.0
-            self._recorder.clear()
-            self._recorder.enabled = True
+        """Begin an event if one is due: run the order-1 passes; from then on the hooks look at what passes."""
+        if self._recorder is None:
+            return
+        step = trainer.global_step
+        order1_is_due = _is_due(step, self.order1_every_n_steps, self._last_order1)
+        if not order1_is_due and not _is_due(step, self.every_n_steps, self._last_event):
+            return
+        self._order1, self._chosen = None, None
+        if order1_is_due:
+            self._last_order1 = step
+            with self._guard("the order-1 passes"):
+                self._run_order1(self._recorder, TrainingLoss(trainer, pl_module, batch_idx), pl_module, batch)
+        self._event = step
+        self._saw_backward, self._loss_scale = False, 1.0
+        self._recorder.clear()
+        self._recorder.enabled = True
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note by how much this backward's gradients are scaled, before the scale changes."""
@@ -235,10 +291,12 @@ class NormGradCallback(Callback):
         if self._saw_backward or self._recorder.has_gradients:  # else the batch was skipped: the event waits
             self._last_event = step
         with self._guard("reading the maps"):
-            if self._take_maps(self._recorder):
+            taken = self._take_maps(self._recorder)
+            if self._take_order1() or taken:
                 self._announce(trainer)
-                self._show(step)
+                self._show(step, order0=taken)
         self._recorder.clear()
+        self._order1 = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the hooks off when training breaks off."""
@@ -254,9 +312,57 @@ class NormGradCallback(Callback):
             self._recorder.detach()
             self._recorder = None
 
-    def _is_due(self, step: int) -> bool:
-        """Whether a multiple of `every_n_steps` has come since the last event (steps may come in twos)."""
-        return self._last_event is None or step // self.every_n_steps > self._last_event // self.every_n_steps
+    def _run_order1(self, recorder: NormGrad, loss: TrainingLoss, module: LightningModule, batch: Any) -> None:
+        """Make the order-1 maps of the images to show, on the weights that this batch's own step will use."""
+        options: dict[str, Any] = {
+            "target": self.target,
+            "token_grid": self.token_grid,
+            "channels_last": self.channels_last,
+        }
+        batches, num_images = [batch], self.num_images if self.images == "first" else None
+        if self.per_image:
+            self._chosen = self._choose_beforehand(loss, module, batch, options)
+            batches, num_images = single_images(batch, self._chosen), None
+        try:
+            layers = recorder.layers if self.layers == AUTO else self.layers
+            layers = layers or trained_layers(module, loss, batches[0], **options)
+            settings = Settings(self.epsilon / loss.scale, self.second_order, self.factorised)
+            result = run_passes(
+                module, loss, batches, layers, self.order1_maps, settings, num_images=num_images, **options
+            )
+        except NotFinite:
+            self._skip()
+            return
+        maps = {
+            kind: {name: m.cpu() / (1.0 if kind == "contrast" else loss.scale) for name, m in of_layers.items()}
+            for kind, of_layers in result.maps.items()
+        }
+        self._order1 = result._replace(maps=maps)
+
+    def _choose_beforehand(
+        self, loss: TrainingLoss, module: LightningModule, batch: Any, options: dict[str, Any]
+    ) -> list[int]:
+        """The places in the batch of the images to show, before training has seen it."""
+        maps = order0_maps(module, loss, batch, self.layers, **options) if self.images == "hardest" else {}
+        return self._choose_images(maps, batch_size(batch)).tolist()
+
+    def _take_order1(self) -> bool:
+        """Read the passes' result into `order1` and `order1_inputs`, for the images that are shown of this batch."""
+        if self._order1 is None:
+            return False
+        maps, images, layers = self._order1
+        self._numbers = {**{name: number for number, name in enumerate(layers)}, **self._numbers}
+        chosen = None if self.per_image else self._chosen
+        self.order1 = {kind: {name: _rows(m, chosen) for name, m in of.items()} for kind, of in maps.items()}
+        self.order1_inputs = _pick(images, chosen)
+        return True
+
+    def _skip(self) -> None:
+        self.skipped += 1
+        self._warn_once(
+            "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
+            "`callback.skipped` counts them."
+        )
 
     def _take_maps(self, recorder: NormGrad) -> bool:
         """Read the recorder into `maps` and `inputs`; False if there is nothing to show."""
@@ -264,18 +370,17 @@ class NormGradCallback(Callback):
         maps = {name: m.cpu() * self._loss_scale for name, m in recorder.latest_maps().items()}
         self._report(recorder, maps)
         if not all(bool(m.isfinite().all()) for m in maps.values()):
-            self.skipped += 1
-            self._warn_once(
-                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
-                "`callback.skipped` counts them."
-            )
+            self._skip()
             return False
         if not maps:
             return False
         images = {name: recorder.images_of(name) for name in maps}
         parts = [*maps.values(), *(i for i in images.values() if i is not None)]
-        chosen = self._choose_images(maps, min(map(len, parts)))
-        self.maps = {name: m[chosen] for name, m in maps.items()}
+        count = min(map(len, parts))
+        if self._chosen is None:
+            self._chosen = self._choose_images(maps, count).tolist()
+        chosen = [place for place in self._chosen if place < count]
+        self.maps = {name: _rows(m, chosen) for name, m in maps.items()}
         self.inputs = _pick(recorder.images, chosen)
         self._inputs_of = {
             name: self.inputs if i is recorder.images else _pick(i, chosen) for name, i in images.items()
@@ -297,10 +402,6 @@ class NormGradCallback(Callback):
                 "step that is so if the head's weights start at zero; always, if the head reads a class token alone."
             )
 
-    @property
-    def _order0_tag(self) -> str:
-        return "normgrad_order0" if self.target == "output" else f"normgrad_order0_{self.target}"
-
     def _choose_images(self, maps: Mapping[str, Tensor], count: int) -> Tensor:
         """The places in the batch of the images to show, of the first `count`."""
         shown = min(count, self.num_images)
@@ -319,27 +420,58 @@ class NormGradCallback(Callback):
         panels = f"panels go to {where}" if where else "without a logger there are no panels, only `callback.maps`"
         how = " (auto)" if self.layers == AUTO else ""
         log = logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad")
-        log.info(f"NormGrad reads {', '.join(self._numbers)}{how}; {panels}.")
+        log.info(f"NormGrad reads {', '.join(self._numbers)}{how}; {panels}.{self._about_order1()}")
 
-    def _show(self, step: int) -> None:
-        """Draw one panel for each layer and give it to every writer."""
+    def _about_order1(self) -> str:
+        if self.order1_every_n_steps is None:
+            return ""
+        steps = "every step" if self.order1_every_n_steps == 1 else f"every {self.order1_every_n_steps} steps"
+        whose = "each image" if self.per_image else "the batch"
+        return f" Maps {', '.join(self.order1_maps)} come {steps}; {whose} takes an inner step of its own."
+
+    def _show(self, step: int, order0: bool) -> None:
+        """Draw the latest maps, and give each panel to every writer."""
         if not self._writers:
             return
         with self._guard("drawing"):
-            tiles: dict[int, Any] = {}
-            for name, maps in self.maps.items():
-                inputs = self._inputs_of[name]
-                if id(inputs) not in tiles:
-                    tiles[id(inputs)] = self._input_tiles(inputs)
-                picture = panel(
-                    tiles[id(inputs)], maps.numpy(), colormap=self.colormap, opacity=self.opacity, scale=self.scale
-                )
-                self._write(f"{self._order0_tag}/{self._numbers[name]:02d}_{name}", step, jpeg(picture), picture.shape)
+            at = "" if self.target == "output" else f"_{self.target}"
+            if order0:
+                self._draw(f"normgrad_order0{at}", step, self.maps, self._inputs_of)
+            if self._order1 is not None:
+                of = "" if self.per_image else "_batch"
+                for kind, maps in self.order1.items():
+                    inputs = dict.fromkeys(maps, self.order1_inputs)
+                    self._draw(f"normgrad_{kind}{at}{of}", step, maps, inputs, signed=kind == "contrast")
 
-    def _input_tiles(self, inputs: Tensor | None) -> Any:
+    def _draw(
+        self,
+        group: str,
+        step: int,
+        maps_of: Mapping[str, Tensor],
+        inputs_of: Mapping[str, Tensor | None],
+        signed: bool = False,
+    ) -> None:
+        """Draw one panel for each layer and write it."""
+        tiles: dict[int, Any] = {}
+        colormap = SIGNED_COLORMAP if signed else self.colormap
+        for name, maps in maps_of.items():
+            inputs = inputs_of[name]
+            if id(inputs) not in tiles:
+                tiles[id(inputs)] = self._input_tiles(inputs, maps_of)
+            picture = panel(
+                tiles[id(inputs)],
+                maps.numpy(),
+                colormap=colormap,
+                opacity=self.opacity,
+                scale=self.scale,
+                signed=signed,
+            )
+            self._write(f"{group}/{self._numbers[name]:02d}_{name}", step, jpeg(picture), picture.shape)
+
+    def _input_tiles(self, inputs: Tensor | None, maps: Mapping[str, Tensor]) -> Any:
         """The inputs as tiles; grey ones where the network was given no image that could be found."""
         if inputs is None:
-            finest = max(self.maps.values(), key=Tensor.numel)
+            finest = max(maps.values(), key=Tensor.numel)
             return input_tiles(torch.zeros_like(finest).unsqueeze(1).numpy(), tile_size=self.tile_size)
         return input_tiles(inputs.float().numpy(), mean=self.mean, std=self.std, tile_size=self.tile_size)
 
@@ -374,6 +506,11 @@ class NormGradCallback(Callback):
                 logging.getLogger(__name__).warning(sentence)
 
 
+def _is_due(step: int, every: int | None, last: int | None) -> bool:
+    """Whether a multiple of `every` has come since the last event (steps may come in twos)."""
+    return every is not None and (last is None or step // every > last // every)
+
+
 def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
     """What undoes Lightning's division by accumulated batches and a GradScaler's factor."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -381,8 +518,13 @@ def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
     return accumulated / (scaler.get_scale() if scaler is not None else 1.0)
 
 
-def _pick(images: Tensor | None, chosen: Tensor) -> Tensor | None:
-    return None if images is None else images[chosen.to(images.device)].cpu()
+def _rows(t: Tensor, chosen: Sequence[int] | None) -> Tensor:
+    """The rows of these images; of all, if None is said."""
+    return t if chosen is None else t[[place for place in chosen if place < len(t)]]
+
+
+def _pick(images: Tensor | None, chosen: Sequence[int] | None) -> Tensor | None:
+    return None if images is None else _rows(images, chosen).cpu()
 
 
 def _signal(maps: Mapping[str, Tensor], count: int) -> Tensor:

@@ -14,6 +14,14 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(f"`{name}`: expected one of {', '.join(map(repr, known))}, but got {value!r}.")
 
 
+def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise if `value` is no list of some of the choices, each once."""
+    known = list(choices)
+    fits = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    if not fits or len(set(map(repr, value))) < len(value) or any(one not in known for one in value):  # type: ignore
+        raise ValueError(f"`{name}`: expected a list of {', '.join(map(repr, known))}, each once, but got {value!r}.")
+
+
 def check_whole(name: str, value: object, least: int, hint: str = "") -> None:
     """Raise if `value` is no whole number of at least `least`."""
     if not _is_whole(value) or int(value) < least:  # type: ignore[call-overload]

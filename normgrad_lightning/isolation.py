@@ -139,6 +139,9 @@ def _no_autocast_cache() -> Iterator[None]:
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, talking to other processes is an error: they would not answer, and all would hang."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let everything but collectives pass."""
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):

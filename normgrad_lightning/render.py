@@ -30,6 +30,9 @@ SCALES = {
     "shared": "all maps from their common minimum to their common maximum",
 }
 
+SIGNED_COLORMAP = "RdBu_r"
+"""For signed maps: red above zero, blue below."""
+
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _BACKGROUND = 224
 _GAP = 2  # between an input and its overlay
@@ -99,18 +102,27 @@ def _zero_where(bad: npt.NDArray[np.bool_], values: Floats) -> Floats:
     return np.where(bad, np.zeros_like(values), values) if bad.any() else values
 
 
-def scale_maps(maps: Floats, scale: str = "image") -> Picture:
-    """Return the maps brought to [0, 1] by min–max, ``(N, *S)`` as given.
+def scale_maps(maps: Floats, scale: str = "image", *, signed: bool = False) -> Picture:
+    """Return the maps brought to [0, 1], ``(N, *S)`` as given: by min–max, or signed with zero at 0.5.
 
     Args:
-        maps: ``(N, *S)``, of any range. Values that are not finite are ignored and come out as 0.
+        maps: ``(N, *S)``, of any range. Values that are not finite are ignored and come out as 0 (signed: as 0.5).
         scale: ``"image"`` for each map on its own, ``"shared"`` for one range over all of them, which makes their
-            strengths comparable. Without a range (a constant map) the result is 0.
+            strengths comparable. Without a range (a constant map; signed: a zero map) the result is 0 (signed: 0.5).
+        signed: Keep zero in the middle: the largest value, of either sign, comes out as 0 or 1.
     """
     check_scale(scale)
     maps = _wide(maps)
-    scaled = [_unit(group, constant=0.0) for group in ([maps] if scale == "shared" else maps)]
+    groups = [maps] if scale == "shared" else maps
+    scaled = [_centred(group) if signed else _unit(group, constant=0.0) for group in groups]
     return np.asarray(scaled, dtype=np.float32).reshape(maps.shape)
+
+
+def _centred(values: Floats) -> Floats:
+    """Return the values divided by the largest of them, whatever its sign, and brought from [-1, 1] to [0, 1]."""
+    largest = max(map(abs, _range(values)))
+    values = _zero_where(~np.isfinite(values), values)
+    return values / (2 * largest) + 0.5 if largest > 0 else np.full_like(values, 0.5)
 
 
 def _plane(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -159,7 +171,9 @@ def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statisti
     return picture.astype(np.float32, copy=False).transpose(1, 2, 0)
 
 
-def overlay(image: Picture, map: Floats, *, colormap: str = "inferno", opacity: float = 0.6) -> Picture:
+def overlay(
+    image: Picture, map: Floats, *, colormap: str = "inferno", opacity: float = 0.6, signed: bool = False
+) -> Picture:
     """Return the map in colour over the grey version of the image, ``(H, W, 3)`` in [0, 1].
 
     With v the map's value at a pixel, in 256 steps, and grey the image's luma::
@@ -168,7 +182,8 @@ def overlay(image: Picture, map: Floats, *, colormap: str = "inferno", opacity: 
         pixel = (1 - α) * grey + α * colour(v)
 
     The image is grey so that a red car is not taken for a strong value. It shows through where the map is weak and
-    yields where it is strong; at opacity 0 there is only the image, at opacity 1 only the map.
+    yields where it is strong; at opacity 0 there is only the image, at opacity 1 only the map. A signed map, whose zero
+    is at v = 0.5, is strong at both ends and clear in the middle: ``α = opacity ** (1 / |2v - 1|)``.
 
     Args:
         image: ``(H, W, 3)`` in [0, 1], from ``display_image`` or one of the ``input_tiles``.
@@ -177,20 +192,23 @@ def overlay(image: Picture, map: Floats, *, colormap: str = "inferno", opacity: 
             not there.
         colormap: A name known to the cmap package.
         opacity: Of the strongest values.
+        signed: Whether the map is signed; take a diverging colour map then, such as ``SIGNED_COLORMAP``.
     """
     height, width = image.shape[:2]
     values = Image.fromarray(np.ascontiguousarray(map, dtype=np.float32))
     resized = np.asarray(values.resize((width, height), Image.Resampling.BILINEAR))
     index = (resized.clip(0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
-    keep, paint = _paint(colormap, float(opacity))
+    keep, paint = _paint(colormap, float(opacity), signed)
     grey = image @ _LUMA
     return paint.take(index, axis=0) + (keep.take(index) * grey)[..., None]
 
 
 @lru_cache(maxsize=8)
-def _paint(colormap: str, opacity: float) -> tuple[Picture, Picture]:
+def _paint(colormap: str, opacity: float, signed: bool) -> tuple[Picture, Picture]:
     """Return, for each of the 256 values, ``1 - α`` as ``(256,)`` and ``α * colour`` as ``(256, 3)``."""
-    alpha = (opacity ** (2.0 - np.linspace(0.0, 1.0, 256))).astype(np.float32)
+    values = np.linspace(0.0, 1.0, 256)
+    exponent = 1.0 / np.abs(2.0 * values - 1.0) if signed else 2.0 - values
+    alpha = (opacity**exponent).astype(np.float32)
     return 1.0 - alpha, alpha[:, None] * _lut(colormap)
 
 
@@ -224,7 +242,13 @@ def _bytes(picture: Picture) -> npt.NDArray[np.uint8]:
 
 
 def panel(
-    tiles: Picture, maps: Floats, *, colormap: str = "inferno", opacity: float = 0.6, scale: str = "image"
+    tiles: Picture,
+    maps: Floats,
+    *,
+    colormap: str = "inferno",
+    opacity: float = 0.6,
+    scale: str = "image",
+    signed: bool = False,
 ) -> npt.NDArray[np.uint8]:
     """Return one picture of all inputs, each with its overlay at its right, ``(height, width, 3)``.
 
@@ -238,10 +262,11 @@ def panel(
         colormap: As for ``overlay``.
         opacity: As for ``overlay``.
         scale: As for ``scale_maps``.
+        signed: As for ``scale_maps``.
     """
     if len(tiles) != len(maps):
         raise ValueError(f"`maps`: expected {len(tiles)}, one per tile, got {len(maps)}; give both the same images.")
-    planes = _plane(scale_maps(maps, scale))
+    planes = _plane(scale_maps(maps, scale, signed=signed))
     count, height, width, _ = tiles.shape
     columns = min(count, 2)
     rows = -(-count // columns)
@@ -249,7 +274,7 @@ def panel(
     canvas = np.full((rows * down - _PAIR_GAP, columns * across - _PAIR_GAP, 3), _BACKGROUND, dtype=np.uint8)
     for i, (tile, plane) in enumerate(zip(tiles, planes, strict=True)):
         top, left = i // columns * down, i % columns * across
-        covered = overlay(tile, plane, colormap=colormap, opacity=opacity)
+        covered = overlay(tile, plane, colormap=colormap, opacity=opacity, signed=signed)
         canvas[top : top + height, left : left + width] = _bytes(tile)
         canvas[top : top + height, left + width + _GAP :][:, :width] = _bytes(covered)
     return canvas

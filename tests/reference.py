@@ -6,13 +6,15 @@ Where a pad comes from is not computed but observed: the numbers of the pixels a
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
@@ -203,3 +205,217 @@ def normgrad_conv_by_unfold(x: Tensor, g: Tensor, *, kernel_size: int, padding: 
     """Returns the 2-d map on the output's grid the tempting way, with k² times the memory of x."""
     patches = F.unfold(x, kernel_size, padding=padding)
     return (patches.norm(dim=1) * g.flatten(2).norm(dim=1)).reshape(-1, *g.shape[2:])
+
+
+# ---------------------------------------------------------------- order 1
+
+
+class Pass:
+    """One real forward and backward of a copy of the model, its weights moved in place.
+
+    Attributes: `grads`, the gradient of each weight that learns, by name, and `uses`, for each layer the pairs (x, g)
+    of its calls. The copies that the hooks hand on keep in-place operations away from what was taken.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Any], Tensor],
+        batch: Any,
+        layers: Sequence[str],
+        target: str,
+        moves: Mapping[str, Tensor],
+    ) -> None:
+        model = copy.deepcopy(model).eval()
+        if not any(p.requires_grad for p in model.parameters()):
+            model.requires_grad_(True)
+        weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, move in moves.items():
+                weights[name] += move
+        taken: dict[str, list[dict[str, Tensor]]] = {name: [] for name in layers}
+        for name in layers:
+            self._tap(model.get_submodule(name), taken[name])
+        model.zero_grad()
+        loss_fn(model, batch).backward()
+        self.grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in weights.items()}
+        x_end = "output" if target == "output" else "input"
+        g_end = "input" if target == "input" else "output"
+        self.uses = {
+            name: [(use[x_end].detach().clone(), use[g_end].grad.clone()) for use in uses]
+            for name, uses in taken.items()
+        }
+
+    @staticmethod
+    def _tap(layer: nn.Module, uses: list[dict[str, Tensor]]) -> None:
+        def take_input(_: nn.Module, args: tuple) -> tuple:
+            x = args[0] if args[0].requires_grad else args[0].clone().requires_grad_()
+            x.retain_grad()
+            uses.append({"input": x})
+            return (x.clone(), *args[1:])
+
+        def take_output(_: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            uses[-1]["output"] = output
+            output.retain_grad()
+            return output.clone()
+
+        layer.register_forward_pre_hook(take_input)
+        layer.register_forward_hook(take_output)
+
+
+Grid = Callable[[Tensor], Tensor]
+"""How the norms (N, L) of the products make a map (N, *S)."""
+
+
+def windows(layer: nn.Module, target: str, read: Tensor, count: Sequence[int]) -> tuple[Tensor, int, Grid]:
+    """Returns the patches (N, C, L, K) that the products are made of, the number of groups, and the grid.
+
+    At the layer's input or output, or in a linear layer, a patch is one pixel.
+    """
+    size = read.shape[2:]
+    if target != "weight" or isinstance(layer, nn.Linear):
+        return read.flatten(2)[..., None], 1, lambda m: m.reshape(len(m), *size)
+    sides = pad_sides(layer.padding, layer.kernel_size, layer.dilation)
+    mode = "zeros" if layer.transposed else layer.padding_mode
+    positions = window_positions(count, layer.kernel_size, layer.stride, layer.dilation)
+    pixels = source_pixels(size, sides, mode, positions)
+    return unfold(pad(read, sides, mode), positions), layer.groups, lambda m: spread(m, pixels, size)
+
+
+def layer_products(
+    layer: nn.Module, target: str, x: Tensor, g: Tensor, channels_last: bool = False
+) -> tuple[Tensor, Grid]:
+    """Returns the outer products of a layer, as `outer_products` does, and the grid of their norms."""
+    if channels_last or (target == "weight" and isinstance(layer, nn.Linear)):
+        x, g = x.movedim(-1, 1), g.movedim(-1, 1)
+    swapped = target == "weight" and getattr(layer, "transposed", False)
+    still, read = (x, g) if swapped else (g, x)
+    patches, groups, grid = windows(layer, target, read, still.shape[2:])
+    return outer_products(still.flatten(2), patches, groups), grid
+
+
+def order1(
+    model: nn.Module,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    batch: tuple[Tensor, ...],
+    layers: Sequence[str],
+    *,
+    target: str = "output",
+    epsilon: float = 0.0005,
+    adversarial: bool = False,
+    factorised: bool = True,
+    second_order: bool = True,
+    per_image: bool = True,
+    scale: float = 0.5,
+    channels_last: bool = False,
+) -> dict[str, Tensor]:
+    """Returns each layer's order-1 map (N, *S), from four real passes and explicit outer products.
+
+    A layer that is used several times gets the sum of the maps of its uses.
+    """
+    options = dict(locals())
+    if per_image:
+        singles = [tuple(part[i : i + 1] for part in batch) for i in range(len(batch[0]))]
+        rest = {key: options[key] for key in options if key not in ("model", "loss_fn", "batch", "layers", "per_image")}
+        maps = [order1(model, loss_fn, single, layers, per_image=False, **rest) for single in singles]
+        return {name: torch.cat([m[name] for m in maps]) for name in layers}
+
+    def run(moves: Mapping[str, Tensor]) -> Pass:
+        return Pass(model, loss_fn, batch, layers, target, moves)
+
+    inner = run({}).grads
+    stepped = run({name: (epsilon if adversarial else -epsilon) * grad for name, grad in inner.items()})
+    v = stepped.grads
+    length = math.sqrt(sum(float((grad**2).sum()) for grad in v.values()))
+    passes, factors = [stepped], [1.0]
+    if second_order and length > 0:
+        h = scale / length
+        factor = epsilon / (2 * h) if adversarial else -epsilon / (2 * h)
+        passes += [run({n: h * grad for n, grad in v.items()}), run({n: -h * grad for n, grad in v.items()})]
+        factors += [factor, -factor]
+
+    maps = {}
+    for name in layers:
+        layer = model.get_submodule(name)
+        of_uses = []
+        for uses in zip(*(p.uses[name] for p in passes), strict=True):
+            if factorised:
+                gradient = torch.stack([factor * g for factor, (_, g) in zip(factors, uses, strict=True)]).sum(0)
+                terms = [(1.0, uses[0][0], gradient)]
+            else:
+                terms = [(factor, x, g) for factor, (x, g) in zip(factors, uses, strict=True)]
+            total = 0.0
+            for factor, x, g in terms:
+                products, grid = layer_products(layer, target, x, g, channels_last)
+                total = total + factor * products
+            of_uses.append(grid(frobenius(total)))
+        maps[name] = torch.stack(of_uses).sum(0)
+    return maps
+
+
+def contrast(maps: Tensor, adversarial: Tensor) -> Tensor:
+    """Returns (N, *S): m_u/Σm − m^adv_u/Σm^adv, number by number; a map of zeros counts as zero."""
+    result = torch.zeros_like(maps, dtype=torch.float64)
+    for n in range(len(maps)):
+        for sign, m in ((1, maps[n]), (-1, adversarial[n])):
+            numbers = m.flatten().tolist()
+            if any(numbers):
+                for u in itertools.product(*map(range, m.shape)):
+                    result[(n, *u)] += sign * m[u].item() / math.fsum(numbers)
+    return result
+
+
+class WithLoss(nn.Module):
+    """A model and its loss as one module, so that its weights can be swapped for functions of themselves."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss_fn(self.model, batch)
+
+
+def exact_order1(
+    model: nn.Module,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    batch: Any,
+    name: str,
+    *,
+    target: str = "output",
+    epsilon: float,
+    adversarial: bool = False,
+    factorised: bool = False,
+) -> Tensor:
+    """Returns the map (N, *S) of one layer and one batch without a difference: autograd goes through the inner step.
+
+    Each image and location gets a weight D_u of its own: after the layer, where (1 + D_u) x_u is a convolution with
+    identity weights as D is zero, or beside a convolution's own weight. D does not move in the inner step. The gradient
+    by D_u of the loss after that step is the matrix whose norm the full form takes. The factorised form has a bias
+    instead, and its gradient is multiplied with the activation of the stepped model.
+    """
+    whole = WithLoss(copy.deepcopy(model).eval(), loss_fn)
+    layer = whole.model.get_submodule(name)
+    inserted: list[Tensor] = []
+    seen: list[tuple[Tensor, int, Grid]] = []
+
+    def insert(_: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+        patches, groups, grid = windows(layer, target, args[0] if target == "weight" else output, output.shape[2:])
+        seen.append((patches.detach(), groups, grid))
+        if not inserted:
+            wanted = output if factorised else outer_products(output.flatten(2), patches, groups)
+            inserted.append(torch.zeros_like(wanted, requires_grad=True))
+        if factorised:
+            return output + inserted[0]
+        taught = torch.einsum("nglabk,ngblk->ngal", inserted[0], patches.unflatten(1, (groups, -1)))
+        return output + taught.reshape(output.shape)
+
+    layer.register_forward_hook(insert)
+    weights = {name: p.detach().clone().requires_grad_() for name, p in whole.named_parameters()}
+    loss = torch.func.functional_call(whole, weights, (batch,))
+    inner = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    step = epsilon if adversarial else -epsilon
+    stepped = {name: weights[name] + step * grad for name, grad in zip(weights, inner, strict=True)}
+    (gradient,) = torch.autograd.grad(torch.func.functional_call(whole, stepped, (batch,)), inserted)
+    patches, groups, grid = seen[1]
+    return grid(frobenius(outer_products(gradient.flatten(2), patches, groups) if factorised else gradient))

@@ -29,7 +29,18 @@ ARROWS = {
     "capture": {"checks", "hooks", "layers", "products", "scout", "tokens", "windows"},
     "passes": {"batches", "capture", "isolation", "layers", "scout"},
     "order1": {"batches", "capture", "checks", "functional", "isolation", "layers", "passes"},
-    "callback": {"capture", "checks", "layers", "loggers", "render"},
+    "training_loss": {"isolation"},
+    "callback": {
+        "batches",
+        "capture",
+        "checks",
+        "layers",
+        "loggers",
+        "order1",
+        "passes",
+        "render",
+        "training_loss",
+    },
 }
 OUTSIDE = {
     "windows": {"torch"},
@@ -47,6 +58,7 @@ OUTSIDE = {
     "order1": {"torch"},
     "render": {"numpy", "PIL", "cmap"},
     "loggers": {"tensorboard"},
+    "training_loss": {"torch", "pytorch_lightning"},
     "callback": {"torch", "pytorch_lightning"},
     "__init__": set(),
 }

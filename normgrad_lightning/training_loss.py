@@ -1,0 +1,157 @@
+"""The loss that a LightningModule trains with, as a function of the module and a batch, computed in silence.
+
+`training_step` is written to be run once for each batch: it logs, prints and asks its Trainer for things. For a pass
+of ours it runs with a `log` that goes nowhere and a Trainer without loggers. What it does to the module itself is
+undone by `isolation`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from normgrad_lightning.isolation import NoCollectives
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+METHOD = "normgrad_loss"
+_SHARDED = ("FSDP", "DeepSpeed", "ModelParallel", "XLA")
+_SILENT_METHODS = ("log", "log_dict", "print")
+
+
+def check_training_loss(trainer: Trainer, module: LightningModule) -> None:
+    """Raise if passes of our own cannot have the module's loss."""
+    name, own = type(module).__name__, getattr(module, METHOD, None)
+    if own is not None and not callable(own):
+        raise ValueError(f"`{METHOD}`: expected a method `{METHOD}(self, batch)` of {name}, but got {own!r}.")
+    if own is None and not module.automatic_optimization:
+        raise ValueError(
+            "`order1_every_n_steps`: order-1 maps need the loss of a batch, and with manual optimisation "
+            f"`training_step` gives none. Add a method to {name} that computes it and does nothing else:\n\n"
+            f"    def {METHOD}(self, batch):\n"
+            "        images, labels = batch\n"
+            "        return F.cross_entropy(self(images), labels)\n"
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise ValueError(
+            f"`order1_every_n_steps`: order-1 maps need a batch, but `training_step` of {name} takes its own from a "
+            "`dataloader_iter`. Let it take a batch, or leave `order1_every_n_steps` at None."
+        )
+    strategy = type(trainer.strategy).__name__
+    if any(kind in strategy for kind in _SHARDED):
+        raise ValueError(
+            f"`order1_every_n_steps`: order-1 maps need all weights in one process, but {strategy} spreads them over "
+            "several. Leave it at None: order-0 maps need no pass of their own."
+        )
+    if str(trainer.precision) in ("16-true", "bf16-true"):
+        raise ValueError(
+            f'`order1_every_n_steps`: order-1 maps need weights in float32, but `precision="{trainer.precision}"` '
+            "keeps them in half precision, where an inner step is lost in rounding. Use mixed precision, or leave it "
+            "at None."
+        )
+
+
+class TrainingLoss:
+    """`loss(module, batch)`: `normgrad_loss(batch)` if the module has it, else what `training_step` returns.
+
+    Args:
+        trainer: whose precision the loss is computed in.
+        module: whose loss it is.
+        batch_idx: for `training_step`.
+
+    Attributes:
+        name: what to call it in a message.
+        scale: what the loss is multiplied by, as a GradScaler does, so that half-precision gradients do not vanish.
+    """
+
+    def __init__(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
+        self.name = METHOD if hasattr(module, METHOD) else "training_step"
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self.scale = 1.0 if scaler is None else float(scaler.get_scale())
+        self._trainer = trainer
+        self._batch_idx = batch_idx
+
+    def __call__(self, module: Any, batch: Any) -> Tensor:
+        """The loss of the batch, times `scale`."""
+        alone: AbstractContextManager[Any] = NoCollectives() if self._trainer.world_size > 1 else nullcontext()
+        with _silenced(module, self._trainer), self._trainer.precision_plugin.train_step_context(), alone:
+            if self.name == METHOD:
+                output = module.normgrad_loss(batch)
+            else:
+                output = module.training_step(*self._arguments(module.training_step, batch))
+        return self._loss_in(output) * self.scale
+
+    def _arguments(self, step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
+        """What Lightning would call the step with."""
+        takes_index = len(inspect.signature(step).parameters) > 1
+        return (batch, self._batch_idx) if takes_index else (batch,)
+
+    def _loss_in(self, output: Any) -> Tensor:
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _described(output)
+            raise ValueError(
+                f'`{self.name}`: expected a scalar tensor, or a dict with one under "loss", but got {came}. '
+                f"Write a method `{METHOD}(self, batch)` that returns the loss."
+            )
+        return loss
+
+
+def _described(output: Any) -> str:
+    return f"a dict with {sorted(map(str, output))}" if isinstance(output, Mapping) else repr(output)
+
+
+@contextmanager
+def _silenced(module: Any, trainer: Trainer) -> Iterator[None]:
+    """What the module and LightningModules inside it log and print goes nowhere."""
+    own = [vars(part) for part in module.modules() if "_trainer" in vars(part)]
+    before = [dict(attributes) for attributes in own]
+    replaced = {**dict.fromkeys(_SILENT_METHODS, _do_nothing), "_trainer": _QuietTrainer(trainer)}
+    try:
+        for attributes in own:
+            attributes.update(replaced)
+        yield
+    finally:
+        for attributes, known in zip(own, before, strict=True):
+            for name in replaced:
+                attributes.pop(name, None)
+                if name in known:
+                    attributes[name] = known[name]
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    return None
+
+
+class _Nowhere:
+    """A logger, an experiment, or whatever else one could want of them: takes everything and does nothing."""
+
+    def __getattr__(self, name: str) -> _Nowhere:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object, **__: object) -> _Nowhere:
+        return self
+
+    def __getitem__(self, _: object) -> _Nowhere:
+        return self
+
+    def __setitem__(self, *_: object) -> None:
+        pass
+
+
+class _QuietTrainer:
+    """The Trainer, but without loggers; what is set on it is forgotten."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        loggers = [_Nowhere() for _ in trainer.loggers]
+        vars(self).update(_trainer=trainer, loggers=loggers, logger=loggers[0] if loggers else None, print=_do_nothing)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_trainer"], name)
