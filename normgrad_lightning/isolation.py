@@ -230,7 +230,8 @@ class _PythonState:
         def restore() -> None:
             if not (_are(value, keys) and _are(value.values(), values)):
                 value.clear()
-                value.update(zip(keys, values, strict=True))
+                for key, kept in zip(keys, values, strict=True):
+                    value[key] = kept  # not `update`: a Counter would count
 
         self._restores.append(restore)
         self._keep_all(values)

@@ -247,8 +247,8 @@ class _Passes:
         def forward_and_backward(model: nn.Module) -> _Gradient:
             loss = self._loss_fn(model, copied(batch))
             check_scalar(loss)
-            if not bool(loss.isfinite()):
-                raise NotFinite(f"`loss_fn`: expected a finite loss, but got {float(loss)}.")
+            if not loss.isfinite():
+                raise NotFinite(f"`loss_fn`: expected a finite loss, but got {loss.item()}.")
             check_depends(loss, [*learning, *roots], "the model's parameters" if weights else "the chosen layers")
             gradient = torch.autograd.grad(loss, [*learning, *roots], allow_unused=True)[: len(learning)]
             check_depends(loss, [g for g in gradient if g is not None] or roots, "the model's parameters")

@@ -130,7 +130,7 @@ def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **option
         loss = loss_fn(stand_in, copied(batch))
         check_scalar(loss)
         learning = [p for p in stand_ins.values() if p.requires_grad]
-        check_depends(loss, learning)
+        check_depends(loss, learning, "the model's parameters")
         torch.autograd.grad(loss, learning, allow_unused=True)
 
     with torch.enable_grad(), own_pass(), NormGrad(model, AUTO, **options) as recorder:

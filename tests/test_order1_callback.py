@@ -1,0 +1,609 @@
+"""Order-1 passes inside real training runs: they change nothing, come when they should, and fail without harm."""
+
+import random
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import pytorch_lightning
+import torch
+import torch.nn.functional as F
+from networks import ResNet, batch
+from pytorch_lightning.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from test_callback import Metrics, _same, data, fit, lit, panels, scalars
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+
+from normgrad_lightning import NormGradCallback, order1_maps, training_loss
+
+KINDS = ["order1", "adversarial", "contrast"]
+
+
+class Busy(pytorch_lightning.LightningModule):
+    """A module whose `training_step` leaves traces wherever a step can."""
+
+    def __init__(self, optimizer="sgd"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = ResNet(dropout=0.3)
+        self.optimizer = optimizer
+        self.accuracy = MulticlassAccuracy(5)
+        self.metrics = MetricCollection({"auroc": MulticlassAUROC(5), "mean": MeanMetric()})
+        self.register_buffer("queue", torch.zeros(8, 5))
+        self.losses, self.counts, self.steps = [], Counter(), 0
+        self.moving = torch.zeros(5)
+        self.teacher = [ResNet().train()]
+        self.features = {}
+        self.net.stage3.register_forward_hook(lambda _, args, output: self.features.update(last=output.mean().item()))
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        images += 0.1 * torch.randn_like(images) + 0.01 * random.random() + 0.01 * np.random.rand()
+        scores = self.net(images)
+        loss = F.cross_entropy(scores, labels)
+        self.accuracy(scores, labels)
+        self.metrics["auroc"].update(scores.softmax(1), labels)
+        self.metrics["mean"].update(loss)
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log_dict({"twice": 2 * loss, "last": self.features["last"]}, on_epoch=True)
+        self.log_dict({"auroc": self.metrics["auroc"], "mean": self.metrics["mean"]}, on_step=False, on_epoch=True)
+        self.logger.experiment.add_scalar("by_hand", loss, self.steps)
+        self.losses.append(loss.detach())
+        self.counts.update(labels.tolist())
+        self.steps += 1
+        self.queue[self.steps % 8] = scores.detach().mean(0)
+        self.moving.mul_(0.9).add_(scores.detach().mean(0))
+        self.teacher[0](images)
+        for mine, theirs in zip(self.net.parameters(), self.teacher[0].parameters(), strict=True):
+            theirs.data.lerp_(mine.data, 0.1)
+        batch.append("used")
+        return {"loss": loss, "scores": scores.detach()}
+
+    def configure_optimizers(self):
+        if self.optimizer == "adam":
+            optimizer = torch.optim.Adam(self.parameters(), 1e-3)
+        else:
+            optimizer = torch.optim.SGD(self.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class StatefulSampler(Sampler):
+    """Goes on where it was, and draws from a generator of its own."""
+
+    def __init__(self, size):
+        self.size, self.drawn, self.random = size, 0, random.Random(3)
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        for _ in range(self.size):
+            self.drawn += 1
+            yield self.random.randrange(self.size)
+
+
+def everything(module, metrics, sampler, trainer):
+    """All that two runs may be told apart by."""
+    optimizer = trainer.optimizers[0].state_dict()
+    average = [c for c in trainer.callbacks if isinstance(c, EMAWeightAveraging | StochasticWeightAveraging)]
+    models = [getattr(c, "_average_model", None) for c in average]
+    return {
+        "weights and buffers": list(module.state_dict().values()),
+        "averaged": [list(m.state_dict().values()) for m in models if m is not None],
+        "optimizer": [value for state in optimizer["state"].values() for value in state.values()],
+        "groups": optimizer["param_groups"],
+        "gradients": [p.grad for p in module.parameters()],
+        "random": [torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()],
+        "attributes": sorted(vars(module)),
+        "counter": module.steps,
+        "list": module.losses,
+        "dicts": [module.counts, module.features],
+        "tensor": [module.moving, module.queue],
+        "hidden": list(module.teacher[0].state_dict().values()),
+        "metric": [module.accuracy.tp, module.metrics["auroc"].preds, module.metrics["mean"].mean_value],
+        "modes": [m.training for m in [*module.modules(), *module.teacher[0].modules()]],
+        "sampler": [sampler.drawn, sampler.random.getstate()],
+        "shown": metrics.log_of_steps,
+        "logged": scalars(trainer),
+        "steps": trainer.global_step,
+    }
+
+
+def train(folder, callbacks, optimizer="sgd", average="ema", kind=Busy, **options):
+    pytorch_lightning.seed_everything(7, verbose=False)
+    module, metrics, sampler = kind(optimizer), Metrics(), StatefulSampler(24)
+    averaging = {"ema": EMAWeightAveraging(decay=0.9), "swa": StochasticWeightAveraging(0.01, 1)}[average]
+    loader = DataLoader(TensorDataset(*batch(24)), batch_size=4, sampler=sampler)
+    trainer = fit(
+        module,
+        [metrics, averaging, *callbacks],
+        folder,
+        loader=loader,
+        **{"max_epochs": 2, "accumulate_grad_batches": 3, "gradient_clip_val": 0.5, **options},
+    )
+    return everything(module, metrics, sampler, trainer)
+
+
+def assert_same(plain, watched):
+    for what in plain:
+        assert _same(plain[what], watched[what]), what
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Runs without the callback, made once."""
+    runs = {}
+
+    def of(**options):
+        key = repr(sorted(options.items()))
+        if key not in runs:
+            runs[key] = train(tmp_path_factory.mktemp("plain"), [], **options)
+        return runs[key]
+
+    return of
+
+
+def watching(**flags):
+    return NormGradCallback(
+        **{"every_n_steps": 1, "order1_every_n_steps": 1, "order1_maps": KINDS, "num_images": 2, **flags}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({}, {}),
+        ({"optimizer": "adam", "average": "swa", "max_epochs": 3}, {"per_image": False}),
+        ({}, {"images": "random", "factorised": False, "target": "weight"}),
+        ({}, {"images": "hardest", "second_order": False}),
+        ({"precision": "bf16-mixed"}, {"per_image": False}),
+        ({"precision": "bf16-mixed"}, {}),
+    ],
+)
+def test_training_keeps_every_bit(tmp_path, plain, options, flags):
+    callback = watching(on_error="raise", **flags)
+    watched = train(tmp_path, [callback], **options)
+    assert_same(plain(**options), watched)
+    assert list(callback.order1) == KINDS
+    assert all(m.isfinite().all() for maps in callback.order1.values() for m in maps.values())
+    assert watched["steps"] >= 4
+    assert watched["counter"] >= 12
+
+
+class Breaks(Busy):
+    """Raises in the n-th pass of ours, after having done everything a step does."""
+
+    calls, broken_pass = 0, 1
+
+    def training_step(self, batch, batch_idx):
+        output = super().training_step(batch, batch_idx)
+        if isinstance(self._trainer, training_loss._QuietTrainer):
+            type(self).calls += 1
+            if type(self).calls % 7 == self.broken_pass % 7:
+                raise RuntimeError("the cat stepped on the keyboard")
+        return output
+
+
+@pytest.mark.parametrize("broken_pass", range(1, 8))
+def test_training_keeps_every_bit_when_a_pass_raises(tmp_path, plain, broken_pass):
+    Breaks.calls, Breaks.broken_pass = 0, broken_pass
+    callback = watching(per_image=False, layers="net.stage*")
+    with pytest.warns(
+        UserWarning, match="NormGrad failed at the order-1 passes, and training goes on: RuntimeError: th"
+    ):
+        watched = train(tmp_path, [callback], kind=Breaks)
+    assert Breaks.calls >= 4
+    assert_same(plain(), watched)
+    assert callback.maps  # order 0 is not touched by that
+
+
+def test_the_maps_are_those_of_the_paper_on_the_weights_before_the_update(tmp_path):
+    class Plain(type(lit())):
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    loader, loss = data(shuffle=False), lambda net, batch: F.cross_entropy(net(batch[0]), batch[1])
+    module = Plain()
+    images, labels = next(iter(loader))
+    flags = {"epsilon": 1e-3, "factorised": False}
+    callback = watching(on_error="raise", every_n_steps=50, order1_every_n_steps=100, num_images=3, **flags)
+    expected = order1_maps(module.net, loss, (images[:3], labels[:3]), "stage*", **flags)
+    adversarial = order1_maps(module.net, loss, (images[:3], labels[:3]), "stage*", adversarial=True, **flags)
+    trainer = fit(module, [callback], tmp_path, loader=loader)
+    for name, m in expected.items():
+        torch.testing.assert_close(callback.order1["order1"][f"net.{name}"], m, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(
+            callback.order1["adversarial"][f"net.{name}"], adversarial[name], rtol=1e-4, atol=1e-7
+        )
+        contrast = callback.order1["contrast"][f"net.{name}"]
+        assert contrast.min() < 0 < contrast.max()
+        torch.testing.assert_close(contrast.sum((1, 2)), torch.zeros(3), atol=1e-5, rtol=0)
+    assert torch.equal(callback.order1_inputs, images[:3])
+    assert torch.equal(callback.inputs, images[:3])
+    assert panels(trainer) == {
+        f"normgrad_{kind}/0{i}_net.stage{i + 1}": [0] for kind in ["order0", *KINDS] for i in range(3)
+    }
+
+
+def test_the_batchs_own_step_is_taken_by_all_of_its_images_together(tmp_path):
+    module, loader = lit(), data(shuffle=False)
+    module.training_step = lambda batch, batch_idx: F.cross_entropy(module.net(batch[0]), batch[1])
+    images, labels = next(iter(loader))
+    expected = order1_maps(
+        module.net, lambda net, b: F.cross_entropy(net(b[0]), b[1]), (images, labels), "stage*", per_image=False
+    )
+    callback = watching(on_error="raise", every_n_steps=100, order1_every_n_steps=100, per_image=False)
+    trainer = fit(module, [callback], tmp_path, loader=loader)
+    for name, m in expected.items():
+        torch.testing.assert_close(callback.order1["order1"][f"net.{name}"], m[:2], rtol=1e-4, atol=1e-7)
+    assert "normgrad_order1_batch/00_net.stage1" in panels(trainer)
+
+
+@pytest.mark.parametrize("images", ["first", "random", "hardest"])
+@pytest.mark.parametrize("per_image", [True, False])
+def test_both_orders_show_the_same_images_side_by_side(tmp_path, images, per_image):
+    class Plain(type(lit())):
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    callback = watching(on_error="raise", images=images, per_image=per_image, num_images=3)
+    fit(Plain(), [callback], tmp_path, loader=data(24, 8))
+    assert torch.equal(callback.inputs, callback.order1_inputs)
+    assert len(callback.inputs) == 3
+    assert callback.maps.keys() == callback.order1["order1"].keys()
+    assert all(callback.maps[n].shape == m.shape for n, m in callback.order1["contrast"].items())
+
+
+@pytest.mark.parametrize(
+    ("every", "order1_every", "order0", "order1"),
+    [
+        (1, 2, [0, 1, 2, 3, 4, 5], [0, 2, 4]),
+        (2, 3, [0, 2, 3, 4], [0, 3]),
+        (100, 4, [0, 4], [0, 4]),
+        (3, 100, [0, 3], [0]),
+    ],
+)
+def test_order1_comes_on_its_own_schedule_and_always_with_order0(tmp_path, every, order1_every, order0, order1):
+    callback = watching(
+        on_error="raise", every_n_steps=every, order1_every_n_steps=order1_every, order1_maps=["order1"]
+    )
+    shown = panels(fit(lit(), [callback], tmp_path))
+    assert shown["normgrad_order0/00_net.stage1"] == order0
+    assert shown["normgrad_order1/00_net.stage1"] == order1
+
+
+def test_accumulated_batches_are_one_step(tmp_path):
+    callback = watching(on_error="raise", order1_maps=["contrast"])
+    shown = panels(fit(lit(), [callback], tmp_path, accumulate_grad_batches=3))
+    assert set(map(tuple, shown.values())) == {(0, 1)}
+
+
+def test_the_schedule_goes_on_after_a_resume(tmp_path):
+    first = watching(on_error="raise", every_n_steps=100, order1_every_n_steps=4)
+    trainer = fit(lit(), [first], tmp_path, max_steps=6)
+    trainer.save_checkpoint(tmp_path / "middle.ckpt")
+    again = watching(on_error="raise", every_n_steps=100, order1_every_n_steps=4)
+    module = lit()
+    second = pytorch_lightning.Trainer(
+        max_steps=12, callbacks=[again], default_root_dir=tmp_path / "again", accelerator="cpu", devices=1,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        second.fit(module, data(), ckpt_path=tmp_path / "middle.ckpt", weights_only=False)
+    assert panels(second)["normgrad_order1/00_net.stage1"] == [8]
+
+
+def test_auto_takes_the_layers_that_training_reaches(tmp_path):
+    module = lit()
+    module.net.stem.requires_grad_(False)
+    module.net.stage1.requires_grad_(False)
+    callback = watching(on_error="raise", order1_maps=["order1"])
+    trainer = fit(module, [callback], tmp_path, limit_train_batches=2)
+    assert list(callback.maps) == list(callback.order1["order1"]) == ["net.stage2", "net.stage3"]
+    assert set(panels(trainer)) == {
+        f"normgrad_{o}/0{i}_net.stage{i + 2}" for o in ("order0", "order1") for i in range(2)
+    }
+
+
+def test_the_modules_own_normgrad_loss_comes_first(tmp_path):
+    class Own(type(lit())):
+        asked = []
+
+        def normgrad_loss(self, batch):
+            self.asked.append(len(batch[0]))
+            return F.cross_entropy(self.net(batch[0]), batch[1], reduction="sum")
+
+        def training_step(self, batch, batch_idx):
+            assert self.training
+            return super().training_step(batch, batch_idx)
+
+    module = Own()
+    callback = watching(on_error="raise", order1_every_n_steps=100, order1_maps=["order1"])
+    fit(module, [callback], tmp_path)
+    assert module.asked == [1] * 9  # auto takes one pass, and the two images take four each
+    assert module.seen == 24
+
+
+class Manual(type(lit())):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+        optimizer.step()
+
+
+def test_manual_optimisation_is_told_what_to_write(tmp_path):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)manual optimisation `training_step` gives none. Add a method to Manual.*def normgrad_loss\(self, batch\):",
+    ):
+        fit(Manual(), [watching()], tmp_path)
+
+
+def test_manual_optimisation_with_normgrad_loss_works(tmp_path):
+    class Told(Manual):
+        def normgrad_loss(self, batch):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    weights = []
+    for callbacks in ([], [watching(on_error="raise")]):
+        pytorch_lightning.seed_everything(1, verbose=False)
+        module = Told()
+        fit(module, callbacks, tmp_path)
+        weights.append(list(module.state_dict().values()))
+    assert _same(*weights)
+    assert callbacks[0].order1["contrast"]
+
+
+def returns(value):
+    class Returns(type(lit())):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return value(loss) if isinstance(self._trainer, training_loss._QuietTrainer) else loss
+
+    return Returns
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (lambda loss: None, '`training_step`: expected a scalar tensor, or a dict with one under "loss", but got None'),
+        (lambda loss: {"los": loss}, r"but got a dict with \['los'\]. Write a method `normgrad_loss\(self, batch\)`"),
+        (lambda loss: torch.stack([loss, loss]), r"but got a tensor of shape \(2,\)"),
+        (lambda loss: 3.0, "but got 3.0"),
+        (lambda loss: loss.detach(), "expected a loss that depends on the model's parameters"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_told_once_and_training_goes_on(tmp_path, value, told):
+    module = returns(value)()
+    callback = watching()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(module, [callback], tmp_path)
+    assert module.seen == 24
+    assert not callback.order1
+    ours = [str(w.message) for w in caught if "NormGrad" in str(w.message)]
+    assert len(ours) == 1
+    with pytest.raises(Exception, match=told):
+        fit(returns(value)(), [watching(on_error="raise")], tmp_path)
+
+
+def test_a_dict_with_a_loss_is_one(tmp_path):
+    callback = watching(on_error="raise")
+    fit(returns(lambda loss: {"loss": loss})(), [callback], tmp_path)
+    assert callback.order1
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
+    callback = watching()
+    with pytest.warns(UserWarning, match="skips steps whose gradients are not finite"):
+        fit(returns(lambda loss: loss * float("nan"))(), [callback], tmp_path, limit_train_batches=3)
+    assert callback.skipped == 3
+    assert not callback.order1
+    assert callback.maps
+
+
+def test_a_batch_that_cannot_be_cut_is_told(tmp_path):
+    class Odd(type(lit())):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch[:2], batch_idx)
+
+    def with_boxes(items):
+        images, labels = map(torch.stack, zip(*items, strict=True))
+        return images, labels, torch.zeros(9, 6)
+
+    loader = DataLoader(TensorDataset(*batch(24)), batch_size=4, collate_fn=with_boxes)
+    with pytest.warns(UserWarning, match=r"`2` has shape \(9, 6\), which does not begin with 4. Set `per_image=False`"):
+        fit(Odd(), [watching()], tmp_path, loader=loader)
+    callback = watching(per_image=False, on_error="raise")
+    fit(Odd(), [callback], tmp_path, loader=loader)
+    assert callback.order1
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+@pytest.mark.parametrize("make", [lambda x, y: {"image": x, "label": y}, Sample, lambda x, y: (Sample(x, y), {"n": 3})])
+def test_batches_of_any_make_are_cut_into_images(tmp_path, make):
+    class Any(type(lit())):
+        def training_step(self, batch, batch_idx):
+            batch = batch[0] if isinstance(batch, tuple) else batch
+            image, label = (batch["image"], batch["label"]) if isinstance(batch, dict) else (batch.image, batch.label)
+            return F.cross_entropy(self.net(image), label)
+
+    def collate(items):
+        return make(*map(torch.stack, zip(*items, strict=True)))
+
+    images, labels = batch(24)
+    callback = watching(on_error="raise", order1_maps=["order1"], every_n_steps=100, order1_every_n_steps=100)
+    module = Any()
+    expected = order1_maps(
+        module.net, lambda net, b: F.cross_entropy(net(b[0]), b[1]), (images[:2], labels[:2]), "stage*"
+    )
+    fit(
+        module, [callback], tmp_path, loader=DataLoader(TensorDataset(images, labels), batch_size=4, collate_fn=collate)
+    )
+    for name, m in expected.items():
+        torch.testing.assert_close(callback.order1["order1"][f"net.{name}"], m, rtol=1e-4, atol=1e-7)
+
+
+class Detector(nn.Module):
+    """Takes a list of images of any size and a list of targets; gives losses in train mode only, as detectors do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3, 2, 1))
+
+    def forward(self, images, targets=None):
+        height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
+        padded = [F.pad(i, (0, width - i.shape[2], 0, height - i.shape[1])) for i in images]
+        features = self.body(torch.stack(padded))
+        if not self.training:
+            return [{"boxes": feature} for feature in features]
+        losses = [
+            F.mse_loss(f.mean((1, 2)), t["boxes"].mean(0).repeat(2)[:6]) for f, t in zip(features, targets, strict=True)
+        ]
+        return {"boxes": torch.stack(losses).mean()}
+
+
+def test_a_detectors_lists_of_images_and_targets_are_cut(tmp_path):
+    class Detects(type(lit())):
+        def __init__(self):
+            super().__init__()
+            self.net = Detector()
+
+        def training_step(self, batch, batch_idx):
+            return sum(self.net(*batch).values())
+
+    items = [
+        (
+            torch.randn(3, 32 + 4 * (i % 3), 48 - 4 * (i % 2)),
+            {"boxes": torch.rand(1 + i % 3, 4), "labels": torch.ones(1 + i % 3)},
+        )
+        for i in range(12)
+    ]
+    loader = DataLoader(items, batch_size=3, collate_fn=lambda items: tuple(zip(*items, strict=True)))
+    callback = watching(on_error="raise", num_images=3, layers="net.body.*")
+    fit(Detects(), [callback], tmp_path, loader=loader)
+    assert callback.order1["order1"]["net.body.3"].shape == callback.maps["net.body.3"].shape
+    assert callback.order1_inputs.shape == callback.inputs.shape
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"order1_every_n_steps": 0}, "`order1_every_n_steps`: expected a whole number of at least 1, but got 0. None"),
+        (
+            {"order1_maps": "contrast"},
+            "`order1_maps`: expected a list of 'order1', 'adversarial', 'contrast', each once",
+        ),
+        ({"order1_maps": []}, "`order1_maps`: expected a list of"),
+        ({"order1_maps": ["order2"]}, r"each once, but got \['order2'\]"),
+        ({"order1_maps": ["order1", "order1"]}, "`order1_maps`: expected a list of"),
+        ({"epsilon": 0}, "`epsilon`: expected a number above 0, but got 0"),
+        ({"epsilon": -1e-3}, "`epsilon`: expected a number above 0"),
+        ({"epsilon": float("nan")}, "`epsilon`: expected a number above 0"),
+        ({"per_image": "yes"}, "`per_image`: expected True or False, but got 'yes'"),
+        ({"second_order": None}, "`second_order`: expected True or False, but got None"),
+        ({"factorised": 1}, "`factorised`: expected True or False, but got 1"),
+    ],
+)
+def test_a_wrong_flag_is_told_at_once(flags, told):
+    with pytest.raises(ValueError, match=told):
+        NormGradCallback(**flags)
+
+
+def test_half_precision_weights_are_refused_at_the_start(tmp_path):
+    with pytest.raises(ValueError, match='order-1 maps need weights in float32, but `precision="bf16-true"` keeps'):
+        fit(lit(), [watching()], tmp_path, precision="bf16-true")
+
+
+def test_a_step_that_takes_its_own_batches_is_refused_at_the_start(tmp_path):
+    class Takes(type(lit())):
+        def training_step(self, dataloader_iter):
+            return None
+
+    with pytest.raises(ValueError, match="`training_step` of Takes takes its own from a `dataloader_iter`"):
+        fit(Takes(), [watching()], tmp_path)
+
+
+def test_the_zero_gradient_of_a_learned_image_is_a_zero_map(tmp_path):
+    module = returns(lambda loss: loss * 0)()
+    callback = watching(on_error="raise")
+    fit(module, [callback], tmp_path, limit_train_batches=1)
+    assert all(not m.any() for maps in callback.order1.values() for m in maps.values())
+
+
+TWO_PROCESSES = """
+import sys, torch
+import torch.nn.functional as F
+sys.path.insert(0, {tests!r})
+from test_order1_callback import *
+
+class Gathers(Busy):
+    def training_step(self, batch, batch_idx):
+        output = super().training_step(batch, batch_idx)
+        if {gathers}:
+            self.all_gather(output["loss"])
+        return output
+
+class Ranked(NormGradCallback):
+    def teardown(self, trainer, module, stage):
+        super().teardown(trainer, module, stage)
+        rank = trainer.global_rank
+        state = {{"weights": list(module.state_dict().values()), "list": module.losses, "count": module.steps,
+                 "rng": torch.get_rng_state(), "maps": {{k: list(v) for k, v in self.order1.items()}},
+                 "metrics": {{k: float(v) for k, v in trainer.callback_metrics.items()}}}}
+        torch.save(state, sys.argv[1] + f"/rank{{rank}}.pt")
+
+if __name__ == "__main__":
+    pytorch_lightning.seed_everything(7, verbose=False)
+    flags = dict(every_n_steps=1, order1_every_n_steps=1, num_images=2) if {watch} else dict(enabled=False)
+    fit(Gathers(), [Ranked(**flags)], sys.argv[1], devices=2, strategy="ddp", max_epochs=1)
+"""
+
+
+def run_two_processes(tmp_path, watch, gathers=False):
+    folder = tmp_path / f"{watch}"
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(
+        TWO_PROCESSES.format(tests=str(__import__("pathlib").Path(__file__).parent), watch=watch, gathers=gathers)
+    )
+    run = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)], run.stderr
+
+
+def test_two_processes_keep_every_bit_and_rank_0_alone_runs_the_passes(tmp_path):
+    plain, _ = run_two_processes(tmp_path, watch=False)
+    watched, _ = run_two_processes(tmp_path, watch=True)
+    for rank in range(2):
+        for what in ("weights", "list", "count", "rng", "metrics"):
+            assert _same(plain[rank][what], watched[rank][what]), (rank, what)
+    assert watched[0]["maps"] == {
+        kind: ["net.stage1", "net.stage2", "net.stage3"] for kind in ("order1", "adversarial")
+    }
+    assert watched[1]["maps"] == {}
+
+
+def test_a_step_that_talks_to_other_processes_is_told_and_hangs_nothing(tmp_path):
+    watched, told = run_two_processes(tmp_path, watch=True, gathers=True)
+    assert watched[0]["count"] == 3
+    assert watched[0]["maps"] == {}
+    assert "in a pass that runs on one process alone" in told
