@@ -1,4 +1,4 @@
-"""Pictures to learn from, drawn rather than downloaded: one object of a known shape on a textured background.
+"""Pictures to learn from, drawn rather than downloaded: an object of a known shape, or two, on a textured background.
 
 Shape alone gives the class away: colour, size, position and rotation are drawn at random for every picture, and
 so is the texture of the background. The mask of the object is known, so one can measure how much of a map lies on it.
@@ -87,6 +87,29 @@ def make_pictures(n: int, seed: int, size: int = 64) -> Pictures:
         masks[part] = draw_masks(labels[part], size, rng)
         images[part] = to_uint8(paint(background, masks[part], rng))
     return Pictures(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(masks))
+
+
+class Pairs(NamedTuple):
+    """Pictures of two objects: images `(N, 3, S, S)` in uint8, labels `(N, 2)` in int64, and masks `(N, 2, S, S)`."""
+
+    images: Tensor
+    labels: Tensor
+    masks: Tensor
+
+
+def make_pairs(n: int, seed: int, size: int = 64) -> Pairs:
+    """Return `n` pictures of two objects of different classes that do not touch."""
+    rng = np.random.default_rng(seed)
+    first = rng.permutation(np.arange(n) % len(CLASSES))
+    labels = np.stack([first, (first + rng.integers(1, len(CLASSES), n)) % len(CLASSES)], axis=1)
+    masks = np.stack([draw_masks(of_one, size, rng) for of_one in labels.T], axis=1)
+    while (touching := (masks[:, 0] * masks[:, 1]).any(axis=(1, 2))).any():
+        again = [draw_masks(of_one, size, rng) for of_one in labels[touching].T]
+        masks[touching] = np.stack(again, axis=1)
+    images = draw_background(n, size, rng)
+    for mask in (masks[:, 0], masks[:, 1]):
+        images = paint(images, mask, rng)
+    return Pairs(torch.from_numpy(to_uint8(images)), torch.from_numpy(labels), torch.from_numpy(masks))
 
 
 def draw_masks(labels: NDArray[np.int64], size: int, rng: np.random.Generator) -> Array:
