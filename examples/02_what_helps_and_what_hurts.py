@@ -164,7 +164,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--pairs", type=int, default=256, help="pictures with two objects")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[5e-4, 5e-3, 5e-2], help="sizes of the inner step")
-    parser.add_argument("--epochs", type=int, default=7, help="passes over the training pictures")
+    parser.add_argument("--epochs", type=int, default=14, help="passes over the training pictures")
     parser.add_argument("--images", type=int, default=4096, help="training pictures to draw")
     parser.add_argument("--batch-size", type=int, default=32, help="pictures per step")
     parser.add_argument("--pooling", choices=POOLINGS, default="average", help="plain average, or generalised mean")

@@ -122,7 +122,7 @@ def _centred(values: Floats) -> Floats:
     """Return the values divided by the largest of them, whatever its sign, and brought from [-1, 1] to [0, 1]."""
     largest = max(map(abs, _range(values)))
     values = _zero_where(~np.isfinite(values), values)
-    return values / (2 * largest) + 0.5 if largest > 0 else np.full_like(values, 0.5)
+    return values / largest / 2 + 0.5 if largest > 0 else np.full_like(values, 0.5)
 
 
 def _plane(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

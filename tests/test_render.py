@@ -17,6 +17,7 @@ from PIL import Image
 
 from normgrad_lightning.render import (
     SCALES,
+    SIGNED_COLORMAP,
     check_colormap,
     check_scale,
     display_image,
@@ -108,6 +109,20 @@ def test_shared_scale_keeps_the_order_between_maps():
     maps = np.array([[0.0, 1.0], [0.0, 4.0]])
     np.testing.assert_array_equal(scale_maps(maps, "image"), [[0, 1], [0, 1]])
     np.testing.assert_array_equal(scale_maps(maps, "shared"), [[0, 0.25], [0, 1]])
+
+
+@given(maps=hnp.arrays(np.float32, (3, 4, 5), elements=st.floats(-(2**40), 2**40, width=32)))
+def test_a_signed_map_has_its_zero_in_the_middle_and_its_largest_value_at_an_end(maps):
+    for scale in SCALES:
+        groups = [maps] if scale == "shared" else maps
+        expected = [[0.5 + 0.5 * float(v) / (np.abs(group).max() or 1) for v in group.ravel()] for group in groups]
+        scaled = scale_maps(maps, scale, signed=True)
+        np.testing.assert_allclose(scaled.ravel(), np.ravel(expected), atol=1e-6)
+
+
+def test_a_signed_map_without_values_is_neutral_and_a_broken_one_ignores_what_is_broken():
+    maps = np.array([[0.0, 0.0], [np.nan, np.inf], [np.nan, -2.0], [3e38, -3e38]], np.float32)[:, None]
+    assert scale_maps(maps, signed=True)[:, 0].tolist() == [[0.5, 0.5], [0.5, 0.5], [0.5, 0.0], [1.0, 0.0]]
 
 
 def test_unknown_scale_is_refused_with_the_known_ones():
@@ -210,6 +225,32 @@ def test_overlay_follows_its_formula_at_native_resolution(colormap, opacity):
     values[0, :2] = 0, 1
     expected = slow_overlay(image, values, colormap, opacity)
     np.testing.assert_allclose(overlay(image, values, colormap=colormap, opacity=opacity), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("opacity", [0.0, 0.6, 1.0])
+def test_a_signed_overlay_is_red_above_zero_blue_below_and_clear_at_zero(opacity):
+    image = np.full((1, 3, 3), 0.5, np.float32)
+    below, middle, above = overlay(
+        image, np.array([[0.0, 0.5, 1.0]], np.float32), colormap=SIGNED_COLORMAP, opacity=opacity, signed=True
+    )[0]
+    colours = cmap.Colormap(SIGNED_COLORMAP).lut(256)[:, :3]
+    for pixel, colour in ((below, colours[0]), (above, colours[-1])):
+        np.testing.assert_allclose(pixel, 0.5 * (1 - opacity) + opacity * colour, atol=0.01)
+    np.testing.assert_allclose(middle, colours[128] if opacity == 1 else image[0, 1], atol=0.01)
+    assert colours[-1][0] > 2 * colours[-1][2]
+    assert colours[0][2] > 2 * colours[0][0]
+
+
+def test_a_signed_panel_is_drawn_around_zero():
+    maps = np.array([[[-1.0, 0.0, 1.0]], [[0.0, 0.0, 0.5]]], np.float32)
+    tiles = np.full((2, 64, 64, 3), 0.5, np.float32)
+    picture = panel(tiles, maps, colormap=SIGNED_COLORMAP, signed=True).astype(int)
+    first, second = picture[:, 66:130], picture[:, 66 + 138 : 130 + 138]
+    assert first[32, 4, 2] > first[32, 4, 0] + 30  # blue
+    assert abs(first[32, 32] - 128).max() < 12  # as the image
+    assert first[32, 60, 0] > first[32, 60, 2] + 30  # red
+    assert abs(second[32, 4] - 128).max() < 12
+    assert second[32, 60, 0] > second[32, 60, 2] + 30
 
 
 @settings(deadline=None, max_examples=50)
