@@ -6,7 +6,7 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,15 +21,13 @@ from normgrad_lightning.checks import (
     check_choices,
     check_flag,
     check_grid,
-    check_normalisation,
-    check_opacity,
     check_whole,
 )
 from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers
 from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
+from normgrad_lightning.panels import Look, Panel
 from normgrad_lightning.passes import order0_maps, trained_layers
-from normgrad_lightning.render import SCALES, SIGNED_COLORMAP, check_colormap, input_tiles, jpeg, panel
 from normgrad_lightning.training_loss import TrainingLoss, check_training_loss
 
 if TYPE_CHECKING:
@@ -139,11 +137,7 @@ class NormGradCallback(Callback):
         check_choices("order1_maps", order1_maps, KINDS)
         Settings(epsilon, second_order, factorised)
         check_flag("per_image", per_image)
-        check_normalisation(mean, std)
-        check_colormap(colormap)
-        check_opacity(opacity)
-        check_choice("scale", scale, SCALES)
-        check_whole("tile_size", tile_size, 16)
+        look = Look(mean=mean, std=std, colormap=colormap, opacity=opacity, scale=scale, tile_size=tile_size)
         check_grid(token_grid)
         check_flag("channels_last", channels_last, or_none=True)
         check_choice("on_error", on_error, ON_ERROR)
@@ -174,6 +168,7 @@ class NormGradCallback(Callback):
         self.order1: dict[str, dict[str, Tensor]] = {}
         self.order1_inputs: Tensor | None = None
         self.skipped = 0
+        self._look = look
         self._inputs_of: dict[str, Tensor | None] = {}
         self._recorder: NormGrad | None = None
         self._writers: list[PanelWriter] = []
@@ -436,49 +431,19 @@ class NormGradCallback(Callback):
         with self._guard("drawing"):
             at = "" if self.target == "output" else f"_{self.target}"
             if order0:
-                self._draw(f"normgrad_order0{at}", step, self.maps, self._inputs_of)
+                self._write(f"normgrad_order0{at}", step, self._look.panels(self.maps, self._inputs_of))
             if self._order1 is not None:
                 of = "" if self.per_image else "_batch"
                 for kind, maps in self.order1.items():
-                    inputs = dict.fromkeys(maps, self.order1_inputs)
-                    self._draw(f"normgrad_{kind}{at}{of}", step, maps, inputs, signed=kind == "contrast")
+                    panels = self._look.panels(maps, dict.fromkeys(maps, self.order1_inputs), signed=kind == "contrast")
+                    self._write(f"normgrad_{kind}{at}{of}", step, panels)
 
-    def _draw(
-        self,
-        group: str,
-        step: int,
-        maps_of: Mapping[str, Tensor],
-        inputs_of: Mapping[str, Tensor | None],
-        signed: bool = False,
-    ) -> None:
-        """Draw one panel for each layer and write it."""
-        tiles: dict[int, Any] = {}
-        colormap = SIGNED_COLORMAP if signed else self.colormap
-        for name, maps in maps_of.items():
-            inputs = inputs_of[name]
-            if id(inputs) not in tiles:
-                tiles[id(inputs)] = self._input_tiles(inputs, maps_of)
-            picture = panel(
-                tiles[id(inputs)],
-                maps.numpy(),
-                colormap=colormap,
-                opacity=self.opacity,
-                scale=self.scale,
-                signed=signed,
-            )
-            self._write(f"{group}/{self._numbers[name]:02d}_{name}", step, jpeg(picture), picture.shape)
-
-    def _input_tiles(self, inputs: Tensor | None, maps: Mapping[str, Tensor]) -> Any:
-        """The inputs as tiles; grey ones where the network was given no image that could be found."""
-        if inputs is None:
-            finest = max(maps.values(), key=Tensor.numel)
-            return input_tiles(torch.zeros_like(finest).unsqueeze(1).numpy(), tile_size=self.tile_size)
-        return input_tiles(inputs.float().numpy(), mean=self.mean, std=self.std, tile_size=self.tile_size)
-
-    def _write(self, tag: str, step: int, encoded: bytes, shape: Sequence[int]) -> None:
-        for writer in self._writers:
-            with self._guard(f"writing to {writer.where}"):
-                writer.log_panel(tag, step, encoded, height=shape[0], width=shape[1])
+    def _write(self, group: str, step: int, panels: Iterable[Panel]) -> None:
+        for layer, encoded, height, width in panels:
+            for writer in self._writers:
+                with self._guard(f"writing to {writer.where}"):
+                    tag = f"{group}/{self._numbers[layer]:02d}_{layer}"
+                    writer.log_panel(tag, step, encoded, height=height, width=width)
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:

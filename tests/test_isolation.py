@@ -3,6 +3,7 @@
 import random
 import socket
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,6 +134,25 @@ def test_gradients_that_are_written_to_come_back():
     optimizer = torch.optim.SGD(model.parameters())
     Sandbox(model).run(lambda m: optimizer.zero_grad(set_to_none=False))
     assert (model.head.weight.grad == 1).all()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_an_optimizer_that_steps_inside_moves_nothing(kind):
+    """As in training with manual optimization: the gradients of the last real batch must not be used again."""
+    model = Net()
+    optimizer = kind(model.parameters(), lr=0.1)
+    model(x()).sum().backward()
+    before, images, given = snapshot(model), x(), stand_ins(model)
+
+    def step(m):
+        m(images).sum().backward()
+        optimizer.step()
+
+    Sandbox(model).run(step, given)
+    assert unchanged(model, before)
+    assert len(optimizer.state) == 0
+    optimizer.step()
+    assert not unchanged(model, before)
 
 
 def test_weights_that_are_frozen_by_their_optimizer_learn_again():
@@ -586,6 +606,24 @@ def test_a_long_chain_of_objects_is_followed():
         node = node.next
     Sandbox(model).run(lambda m: setattr(node, "value", 1))
     assert node.value == 0
+
+
+def test_what_cannot_be_put_back_does_not_keep_the_rest_from_it():
+    class Fixed(dict):
+        def __setitem__(self, key, value):
+            raise TypeError("read-only")
+
+    first, last = [], []
+    model = Net(first=first, fixed=Fixed(a=1), last=last)
+
+    def change(m):
+        dict.__setitem__(m.fixed, "b", 2)
+        m.first.append(1), m.last.append(1)
+
+    with suppress(TypeError):
+        Sandbox(model).run(change)
+    assert first == last == []
+    assert model.training
 
 
 def test_a_generator_without_a_state_is_no_obstacle():

@@ -1,0 +1,68 @@
+"""From the maps of an event to its panels: one picture for each layer, in the look that the flags ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normgrad_lightning.checks import check_choice, check_normalisation, check_opacity, check_whole
+from normgrad_lightning.render import SCALES, SIGNED_COLORMAP, check_colormap, input_tiles, jpeg, panel
+
+Numbers = float | Sequence[float] | None
+
+
+class Panel(NamedTuple):
+    """A layer's panel, encoded."""
+
+    layer: str
+    jpeg: bytes
+    height: int
+    width: int
+
+
+class Look:
+    """How panels look; see the flags of `NormGradCallback`."""
+
+    def __init__(
+        self, *, mean: Numbers, std: Numbers, colormap: str, opacity: float, scale: str, tile_size: int
+    ) -> None:
+        check_normalisation(mean, std)
+        check_colormap(colormap)
+        check_opacity(opacity)
+        check_choice("scale", scale, SCALES)
+        check_whole("tile_size", tile_size, 16)
+        self._mean, self._std, self._tile_size = mean, std, tile_size
+        self._colormap, self._opacity, self._scale = colormap, opacity, scale
+
+    def panels(
+        self, maps_of: Mapping[str, Tensor], inputs_of: Mapping[str, Tensor | None], *, signed: bool = False
+    ) -> Iterator[Panel]:
+        """Draw the maps `(N, *S)` of each layer beside the images that they belong to.
+
+        Signed maps, whose zero means something, have a diverging colour map of their own.
+        """
+        colormap = SIGNED_COLORMAP if signed else self._colormap
+        tiles: dict[int, Any] = {}
+        for layer, maps in maps_of.items():
+            inputs = inputs_of[layer]
+            if id(inputs) not in tiles:
+                tiles[id(inputs)] = self._tiles(inputs, maps_of)
+            picture = panel(
+                tiles[id(inputs)],
+                maps.numpy(),
+                colormap=colormap,
+                opacity=self._opacity,
+                scale=self._scale,
+                signed=signed,
+            )
+            yield Panel(layer, jpeg(picture), *picture.shape[:2])
+
+    def _tiles(self, inputs: Tensor | None, maps: Mapping[str, Tensor]) -> Any:
+        """The inputs as tiles; grey ones where the network was given no image that could be found."""
+        if inputs is None:
+            finest = max(maps.values(), key=Tensor.numel)
+            return input_tiles(torch.zeros_like(finest).unsqueeze(1).numpy(), tile_size=self._tile_size)
+        return input_tiles(inputs.float().numpy(), mean=self._mean, std=self._std, tile_size=self._tile_size)
