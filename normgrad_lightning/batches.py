@@ -1,22 +1,38 @@
 """Batches of any make: tensors in tuples, lists, dicts and dataclasses, and one image out of all that.
 
 Nothing in a batch says which of its numbers is its size, nor whether a list holds one thing for each image (a
-detector's targets) or several things for all of them (images and labels). So the size is the first one that makes sense
-of all of it, and what makes sense in two ways, or in none, is refused.
+detector's targets) or several things for all of them (images and labels). So every size is tried that the batch could
+have, and a batch that makes sense in two ways, or in none, is refused.
 """
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-_ATOMS = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
+_ATOMS = (
+    str,
+    bytes,
+    bool,
+    int,
+    float,
+    complex,
+    type(None),
+    PurePath,
+    np.generic,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
 
 
 class CannotSlice(ValueError):
@@ -29,11 +45,8 @@ class CannotSlice(ValueError):
         )
 
 
-class _Part(NamedTuple):
-    """A part of a batch, and what to call it."""
-
-    name: str
-    value: Any
+class _Ambiguous(CannotSlice):
+    """A batch that single images can be taken out of in two ways."""
 
 
 def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
@@ -45,70 +58,197 @@ def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
 
 def copied(batch: Any) -> Any:
     """A batch that can be written to without a trace in this one."""
-    return map_tensors(lambda t: t.detach().clone(), batch)
+    if isinstance(batch, Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    return _rebuilt(batch, [copied(part.value) for part in _parts(batch)])
 
 
 def single_images(batch: Any, chosen: Sequence[int] | None = None) -> list[Any]:
     """A batch of one image for each of the chosen ones; by default, for all."""
     size = batch_size(batch)
-    return [_taken(batch, index, size, "the batch", top=True) for index in (range(size) if chosen is None else chosen)]
+    places = range(size) if chosen is None else chosen
+    if any(not 0 <= place < size for place in places):
+        raise IndexError(f"`chosen`: expected places in a batch of {size} images, but got {list(places)}.")
+    return [_Cut(batch, size).image(place) for place in places]
 
 
 def batch_size(batch: Any) -> int:
-    """How many images a batch holds: the first number that makes sense of all its parts.
+    """How many images a batch holds.
 
     Raises:
-        CannotSlice: there is no such number.
+        CannotSlice: no number makes sense of all its parts, or more than one does.
     """
-    problem: CannotSlice | None = None
+    problems: list[CannotSlice] = []
+    fitting = []
     for size in filter(None, dict.fromkeys(_likely_sizes(batch))):
         try:
-            _taken(batch, 0, size, "the batch", top=True)
-        except CannotSlice as error:
-            problem = problem or error
-        else:
-            return size
-    raise problem or CannotSlice("there is no tensor with a batch axis")
+            _Cut(batch, size).image(0)
+            fitting.append(size)
+        except CannotSlice as problem:
+            problems.append(problem)
+    if len(fitting) > 1:
+        raise CannotSlice(f"its size may be {' or '.join(map(str, sorted(fitting)))}")
+    if not fitting:
+        raise problems[0] if problems else CannotSlice("there is no tensor with a batch axis")
+    return fitting[0]
 
 
 def _likely_sizes(batch: Any) -> Iterator[int]:
     """Numbers that may be the batch size, the likeliest first."""
-    tensors = [t for t in _tensors(batch) if t.dim() > 0]
-    yield from (len(t) for t in tensors if t.dim() > 3)
-    yield from (len(part.value) for part in _parts(batch) if isinstance(part.value, list | tuple) and part.value)
-    yield from (len(t) for t in tensors if t.dim() == 3)
-    yield from (len(t) for t in tensors)
+    if _is_array(batch):
+        batch = [batch]
+    arrays = [a for a in _arrays(batch) if a.ndim > 0]
+    yield from (len(a) for a in arrays if a.ndim > 3)
+    yield from (len(part.value) for part in _parts(batch) if _is_list(part.value))
+    yield from (len(a) for a in arrays if a.ndim == 3)
+    yield from (len(a) for a in arrays)
+    if _is_list(batch) and _may_be_samples(batch):
+        yield len(batch)
 
 
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
+class _Part(NamedTuple):
+    """A part of a batch, and what to call it."""
+
+    name: str
+    value: Any
+
+
+class _Cut:
+    """A batch as one of `size` images.
+
+    A list of `size` things that are alike may hold one for each image. If each of them also has a part for each image,
+    it may as well hold parts of all images. A list of dicts (a detector's targets) only ever holds one for each image,
+    and then other lists do, too.
+    """
+
+    def __init__(self, batch: Any, size: int) -> None:
+        self._batch = batch
+        self._size = size
+        self._has_targets = any(map(self._holds_targets, _lists(batch)))
+
+    def image(self, index: int) -> Any:
+        """A batch of the one image at `index`."""
+        if _is_list(self._batch) and len(self._batch) == self._size and _may_be_samples(self._batch):
+            if self._is_cut("the batch", self._batch):
+                raise _Ambiguous("it may be one thing for each image, or several of all images")
+            return self._batch[index : index + 1]
+        if _is_array(self._batch):
+            return self._of_array("it", self._batch, index)
+        if isinstance(self._batch, PackedSequence):
+            raise CannotSlice("it is a packed sequence")
+        return self._of_parts("", self._batch, index)
+
+    def _of(self, name: str, value: Any, index: int) -> Any:
+        """What a part of the batch holds of the image."""
+        if _is_array(value):
+            return self._of_array(f"`{name}`", value, index)
+        if _is_list(value):
+            return self._of_list(name, value, index)
+        if isinstance(value, _ATOMS):
+            return value
+        if isinstance(value, PackedSequence) or (not _parts(value) and not isinstance(value, Mapping)):
+            raise CannotSlice(f"`{name}` is a {type(value).__name__!r}")
+        return self._of_parts(f"{name}.", value, index)
+
+    def _of_array(self, name: str, value: Any, index: int) -> Any:
+        if value.ndim == 0:
+            return value
+        if not isinstance(value, Tensor) or (value.layout is torch.strided and not value.is_nested):
+            if len(value) != self._size:
+                raise CannotSlice(f"{name} has shape {tuple(value.shape)}, which does not begin with {self._size}")
+            return value[index : index + 1]
+        raise CannotSlice(f"{name} is no dense tensor")
+
+    def _of_list(self, name: str, value: Any, index: int) -> Any:
+        one_each = len(value) == self._size and _are_alike(value)
+        if one_each and all(map(_is_atom, value)):
+            return value[index : index + 1]
+        if self._holds_targets(value):
+            if not one_each:
+                raise CannotSlice(f"`{name}` has {len(value)} parts, not {self._size}")
+            return value[index : index + 1]
+        if not one_each:
+            return self._of_parts(f"{name}.", value, index)
+        if self._size > 1 and not (self._has_targets and _are_images(value)) and self._is_cut(name, value):
+            raise _Ambiguous(f"`{name}` may be one thing for each image, or {self._size} of all images")
+        return value[index : index + 1]
+
+    def _of_parts(self, prefix: str, value: Any, index: int) -> Any:
+        return _rebuilt(value, [self._of(f"{prefix}{part.name}", part.value, index) for part in _parts(value)])
+
+    def _is_cut(self, name: str, value: Any) -> bool:
+        """Whether every part of a list has a part for each image."""
+        try:
+            self._of_parts(f"{name}.", value, 0)
+        except _Ambiguous:
+            return True
+        except CannotSlice:
+            return False
+        return True
+
+    def _holds_targets(self, value: Any) -> bool:
+        return len(value) > 0 and all(isinstance(item, Mapping) or is_dataclass(item) for item in value)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it is a list or a tuple whose places have no names."""
+    return isinstance(value, list | tuple) and not hasattr(value, "_fields") and not isinstance(value, torch.Size)
+
+
+def _is_atom(value: Any) -> bool:
+    return isinstance(value, _ATOMS) or (_is_array(value) and value.ndim == 0)
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Whether these are things of one kind, as those of several images are."""
+    return len({_kind(value) for value in values if not _is_list(value) or value}) <= 1
+
+
+def _kind(value: Any) -> Any:
+    if _is_array(value):
+        return value.ndim, value.dtype
+    if _is_list(value):
+        return type(value), frozenset(map(_kind, value))
+    return (type(value), *value) if isinstance(value, Mapping) else type(value)
+
+
+def _are_images(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Tensor) and value.dim() == 3 for value in values)
+
+
+def _may_be_samples(batch: Sequence[Any]) -> bool:
+    """Whether a batch that is a list may be a list of images or samples: four axes have the batch among them."""
+    if all(map(_is_array, batch)):
+        return len(batch) > 1 and _are_images(batch)
+    return _are_alike(batch) and not any(map(_is_atom, batch))
+
+
+def _arrays(nested: Any) -> Iterator[Any]:
+    if _is_array(nested):
         yield nested
     for part in _parts(nested):
-        yield from _tensors(part.value)
+        yield from _arrays(part.value)
 
 
-def _taken(value: Any, index: int, size: int, name: str, top: bool = False) -> Any:
-    """What `value`, a part of a batch of `size` images, holds of the image at `index`, as a batch of one."""
-    if isinstance(value, Tensor | np.ndarray):
-        if value.ndim and len(value) != size:
-            raise CannotSlice(f"{name} has shape {tuple(value.shape)}, which does not begin with {size}")
-        return value[index : index + 1] if value.ndim else value
-    if isinstance(value, list | tuple) and not top and len(value) == size and not hasattr(value, "_fields"):
-        if size > 1 and all(isinstance(item, Tensor) and item.dim() and len(item) == size for item in value):
-            raise CannotSlice(f"{name} may be one tensor for each image, or {size} tensors of all images")
-        return value[index : index + 1]
-    parts = _parts(value)
-    if not parts and not isinstance(value, (*_ATOMS, list, tuple, Mapping)):
-        raise CannotSlice(f"{name} is a {type(value).__name__!r}")
-    prefix = "" if top else f"{name}."
-    return _rebuilt(value, [_taken(part.value, index, size, f"`{prefix}{part.name}`", False) for part in parts])
+def _lists(batch: Any) -> Iterator[Any]:
+    """The lists in a batch that is no list itself, and in its parts."""
+    for part in _parts(batch):
+        if _is_list(part.value):
+            yield part.value
+        yield from _lists(part.value)
 
 
 def _parts(nested: Any) -> list[_Part]:
     """What a container holds; nothing, if it is none."""
     if isinstance(nested, Mapping):
         return [_Part(str(key), value) for key, value in nested.items()]
-    if isinstance(nested, list | tuple):
+    if isinstance(nested, list | tuple) and not isinstance(nested, torch.Size):
         return [_Part(str(place), value) for place, value in enumerate(nested)]
     if is_dataclass(nested) and not isinstance(nested, type):
         return [_Part(field.name, getattr(nested, field.name)) for field in fields(nested)]
@@ -118,22 +258,26 @@ def _parts(nested: Any) -> list[_Part]:
 def _rebuilt(nested: Any, values: list[Any]) -> Any:
     """A container of the same kind with other values."""
     if isinstance(nested, Mapping):
-        anew = copy(nested)
-        for key, value in zip(nested, values, strict=True):
-            anew[key] = value  # type: ignore[index]
-        return anew
+        return _mapping(nested, dict(zip(nested, values, strict=True)))
+    if isinstance(nested, torch.Size):
+        return nested
     if isinstance(nested, list | tuple):
         return type(nested)(*values) if hasattr(nested, "_fields") else type(nested)(values)
     if is_dataclass(nested) and not isinstance(nested, type):
-        return _with_fields(nested, values)
+        anew = copy(nested)  # not `replace`: what its `__post_init__` does is done already
+        for field, value in zip(fields(nested), values, strict=True):
+            object.__setattr__(anew, field.name, value)
+        return anew
     return nested
 
 
-def _with_fields(nested: Any, values: list[Any]) -> Any:
-    names = [field.name for field in fields(nested)]
-    if all(field.init for field in fields(nested)):
-        return replace(nested, **dict(zip(names, values, strict=True)))
-    anew = copy(nested)
-    for name, value in zip(names, values, strict=True):
-        object.__setattr__(anew, name, value)
-    return anew
+def _mapping(nested: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    if isinstance(nested, dict | UserDict):
+        anew = copy(nested)
+        for key, value in values.items():
+            anew[key] = value  # not `update`: a Counter would count
+        return anew
+    try:
+        return type(nested)(values)  # type: ignore[call-arg]
+    except TypeError:
+        return values

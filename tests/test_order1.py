@@ -940,7 +940,11 @@ def test_layers_and_targets_that_do_not_exist_are_told(options, told):
 
 
 @pytest.mark.parametrize("call", [3, 4])
-@pytest.mark.parametrize("change", [lambda layer, x: layer(layer(x)), lambda layer, x: layer(x[..., 1:])])
+@pytest.mark.parametrize(
+    "change",
+    [lambda layer, x: layer(layer(x)), lambda layer, x: layer(x[..., 1:]), lambda layer, x: x],
+    ids=["called twice", "another size", "not called"],
+)
 def test_a_layer_that_does_not_do_the_same_in_every_pass_is_told(change, call):
     class Fickle(Twice):
         def forward(self, x):
@@ -950,7 +954,7 @@ def test_a_layer_that_does_not_do_the_same_in_every_pass_is_told(change, call):
 
     model, images_labels, counted = built(Fickle), batch(2, (5, 6), dtype=torch.float64), Counted()
     with pytest.raises(ValueError, match="`layers`: expected 'shared' to do the same in every pass"):
-        order1_maps(model, counted, images_labels, "shared", per_image=False)
+        order1_maps(model, counted, images_labels, ["first", "shared"], per_image=False)
     assert counted.calls == 4
 
 
