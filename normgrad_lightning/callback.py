@@ -345,7 +345,7 @@ class NormGradCallback(Callback):
         """Read the passes' result into `order1` and `order1_inputs`, for the images that are shown of this batch."""
         if self._order1 is None:
             return False
-        maps, images, layers = self._order1
+        maps, images, layers, _ = self._order1  # order 0 tells of the problems
         self._numbers = {**{name: number for number, name in enumerate(layers)}, **self._numbers}
         chosen = None if self.per_image else self._chosen
         self.order1 = {kind: {name: _rows(m, chosen) for name, m in of.items()} for kind, of in maps.items()}

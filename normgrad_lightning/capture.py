@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor
@@ -97,6 +98,7 @@ class NormGrad:
         )
         self._latest: dict[str, _Latest] = {}
         self._uses = 0
+        self._hooked: MutableMapping[Tensor, set[str]] = WeakIdKeyDictionary()
         self._ran: dict[str, None] = {}
         self._reached: set[str] = set()
         self._reasons: dict[str, str] = {}
@@ -219,8 +221,7 @@ class NormGrad:
 
     def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
         """Bind the norms of the activation to the gradient that will come."""
-        # What checkpointing repeats in a backward begins no step, but is what will get the gradient.
-        if not self._scout.renew() and current_backward() < 0:
+        if not self._scout.renew() and (current_backward() < 0 or self._is_hooked(name, point)):
             return
         self._ran.setdefault(name)
         if point is None:
@@ -240,6 +241,14 @@ class NormGrad:
         self._uses += 1
         use = _Use(self, name, self._uses, self._reading(Point(products, view), x), self._scout.entry)
         point.register_hook(use)  # type: ignore[no-untyped-call]
+        self._hooked.setdefault(point, set()).add(name)
+
+    def _is_hooked(self, name: str, point: Tensor | None) -> bool:
+        """Whether checkpointing calls the layer again in a backward pass, with a tensor that is waited for already.
+
+        All other tensors that it makes anew are those that will get the gradient.
+        """
+        return point is not None and name in self._hooked.get(point, ())
 
     def _reading(self, point: Point, x: Tensor) -> Reading:
         """Take the norms of the activation, to be multiplied by those of the gradient."""

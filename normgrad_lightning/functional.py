@@ -177,9 +177,11 @@ def normgrad_order1(
     Returns:
         The map, `(N, *S)`.
     """
-    for activation, gradient in ((x, g), (x_plus, g_plus), (x_minus, g_minus)):
-        _check_spatial(activation, gradient)
-        _check_same_grid(x, gradient, (x.shape[0], *x.shape[2:]), (gradient.shape[0], *gradient.shape[2:]))
+    _check_spatial(x, g)
+    _check_same_grid(x, g, (x.shape[0], *x.shape[2:]), (g.shape[0], *g.shape[2:]))
+    _check_same_shape("g", g, {"g_plus": g_plus, "g_minus": g_minus})
+    if not factorised:
+        _check_same_shape("x", x, {"x_plus": x_plus, "x_minus": x_minus})
     products, factor = OuterProducts(), hessian_factor(epsilon, h, adversarial)
     if factorised:
         return _map(products, x, corrected_gradient(g, g_plus, g_minus, factor))
@@ -217,6 +219,7 @@ def contrast(order1: Tensor, adversarial: Tensor) -> Tensor:
 
 
 def _share(maps: Tensor) -> Tensor:
+    maps = maps.to(wide_dtype(maps))
     total = maps.sum(tuple(range(1, maps.dim())), keepdim=True)
     return torch.where(total > 0, maps / total, torch.zeros_like(maps))
 
@@ -257,6 +260,15 @@ def _check_spatial(x: Tensor, g: Tensor) -> None:
             )
     if x.dim() != g.dim():
         raise ValueError(f"`g`: expected as many axes as `x`, {tuple(x.shape)}, but got {tuple(g.shape)}.")
+
+
+def _check_same_shape(name: str, t: Tensor, others: dict[str, Tensor]) -> None:
+    for other, value in others.items():
+        if value.shape != t.shape:
+            raise ValueError(
+                f"`{other}`: expected the shape of `{name}`, {tuple(t.shape)}, but got {tuple(value.shape)}. "
+                "Pass the same point in all passes."
+            )
 
 
 def _check_same_grid(x: Tensor, g: Tensor, x_grid: Sequence[int], g_grid: Sequence[int]) -> None:

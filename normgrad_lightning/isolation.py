@@ -21,10 +21,10 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -156,28 +156,35 @@ _LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 _LOGGING = {"tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "aim", "neptune", "clearml"}
 _LIVES_BY_ITSELF = {"torch"} | _LIGHTNING | _LOGGING
 
+Restore = Callable[[], object]
+"""Puts something back, if it is not as it was."""
+
 
 class _PythonState:
     """Everything that python code could change of a model, as it is now: what its modules, lists, meters, … hold."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules: list[nn.Module] = []
-        self._restores: list[Callable[[], object]] = []
-        registered = [*model.parameters(), *model.buffers()]
-        self._kept: dict[int, Any] = {id(t): t for t in registered}  # these have stand-ins
-        self._grads = [(p, p.grad) for p in model.parameters()]
-        self._keep(model)
+        self._restores: list[Restore] = [_flags(parameter) for parameter in model.parameters()]
+        self._kept: dict[int, Any] = {}
+        self._waiting: list[Any] = [model]
+        self._with_stand_ins = set(map(id, model.modules()))
+        while self._waiting:
+            self._keep(self._waiting.pop())
 
     def restore(self) -> None:
-        """Put everything back that is not as it was."""
+        """Put everything back that is not as it was, also if some of it cannot be."""
+        errors = []
         for restore in self._restores:
-            restore()
-        for parameter, grad in self._grads:
-            if parameter.grad is not grad:
-                parameter.grad = grad
+            try:
+                restore()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _keep(self, value: Any) -> None:
-        """Remember what `value` is and holds."""
+        """Remember what `value` is, and look at what it holds later."""
         if isinstance(value, _ATOMS) or id(value) in self._kept:
             return
         self._kept[id(value)] = value
@@ -186,116 +193,154 @@ class _PythonState:
         elif isinstance(value, Tensor):
             self._keep_tensor(value)
         elif isinstance(value, np.ndarray):
-            self._keep_array(value)
-        elif isinstance(value, dict):
-            self._keep_dict(value)
-        elif isinstance(value, list | deque):
-            self._keep_list(value)
-        elif isinstance(value, set):
-            self._keep_set(value)
-        elif isinstance(value, tuple | frozenset):
-            self._keep_all(value)
-        elif not self._keep_generator(value) and _is_plain(type(value)):  # type: ignore[arg-type]
-            self._keep_object(value)
+            self._restores.append(_array(value, value.copy()))
+            self._waiting.extend(value.ravel() if value.dtype == object else ())
+        elif (generator := _generator(value)) is not None:
+            self._restores.append(generator)
+        elif isinstance(value, dict | list | deque | set | tuple | frozenset | bytearray):
+            self._keep_container(value)
+            self._keep_attributes(value)
+        elif _is_plain(type(value)):  # type: ignore[arg-type]
+            self._keep_attributes(value)
 
-    def _keep_all(self, values: Any) -> None:
-        for value in values:
-            self._keep(value)
+    def _keep_container(self, value: Any) -> None:
+        if isinstance(value, dict):
+            self._restores.append(_dict(value, list(value), list(value.values())))
+            self._waiting.extend(value.values())
+            return
+        if isinstance(value, set):
+            self._restores.append(_set(value, set(value)))
+        elif not isinstance(value, tuple | frozenset):
+            self._restores.append(_list(value, list(value)))
+        self._waiting.extend(() if isinstance(value, bytearray) else value)
 
     def _keep_module(self, module: nn.Module) -> None:
         self.modules.append(module)
         attributes = vars(module)
         before = {name: value for name, value in attributes.items() if name not in _TORCH_ATTRIBUTES}
+        self._restores.append(_module(attributes, before))
+        self._keep_slots(module)
+        if id(module) in self._with_stand_ins:
+            self._restores += [_dict(d, list(d), list(d.values())) for d in (module._parameters, module._buffers)]
+            self._kept.update({id(d): d for d in (module._parameters, module._buffers)})
+        own = {"_flat_weights"}  # of recurrent layers: their parameters once more
+        self._waiting.extend(value for name, value in before.items() if name not in own)
 
-        def restore() -> None:
-            for name in attributes.keys() - before.keys() - _TORCH_ATTRIBUTES:
-                del attributes[name]
-            attributes.update(before)
+    def _keep_attributes(self, value: Any) -> None:
+        with suppress(TypeError):  # it may have none
+            self._waiting.append(vars(value))
+        self._keep_slots(value)
 
-        self._restores.append(restore)
-        self._keep_all(before.values())
-
-    def _keep_object(self, value: Any) -> None:
-        if hasattr(value, "__dict__"):
-            self._keep_dict(vars(value))
-        for name in (name for base in type(value).__mro__ for name in _slots(base)):
-            if hasattr(value, name):
-                before = getattr(value, name)
-                self._restores.append(partial(object.__setattr__, value, name, before))
-                self._keep(before)
-
-    def _keep_dict(self, value: dict[Any, Any]) -> None:
-        keys, values = list(value), list(value.values())
-
-        def restore() -> None:
-            if not (_are(value, keys) and _are(value.values(), values)):
-                value.clear()
-                for key, kept in zip(keys, values, strict=True):
-                    value[key] = kept  # not `update`: a Counter would count
-
-        self._restores.append(restore)
-        self._keep_all(values)
-
-    def _keep_list(self, value: list[Any] | deque[Any]) -> None:
-        before = list(value)
-
-        def restore() -> None:
-            if not _are(value, before):
-                value.clear()
-                value.extend(before)
-
-        self._restores.append(restore)
-        self._keep_all(before)
-
-    def _keep_set(self, value: set[Any]) -> None:
-        before = set(value)
-
-        def restore() -> None:
-            if value != before:
-                value.clear()
-                value.update(before)
-
-        self._restores.append(restore)
+    def _keep_slots(self, value: Any) -> None:
+        for slot in _slots(type(value)):  # type: ignore[arg-type]
+            try:
+                before = slot.__get__(value)
+            except AttributeError:
+                self._restores.append(_empty_slot(slot, value))
+            else:
+                self._restores.append(partial(slot.__set__, value, before))
+                self._waiting.append(before)
 
     def _keep_tensor(self, value: Tensor) -> None:
         if value.layout is not torch.strided or value.is_meta or value.is_inference():
             return
-        alias = value.detach()
-        before = alias.clone()
+        self._restores.append(_tensor(value, value.detach(), value.detach().clone()))
+        if value.is_leaf:
+            self._restores.append(_flags(value))
+            self._waiting.append(value.grad)
 
-        def restore() -> None:
-            if not torch.equal(alias, before):
-                alias.data.copy_(before)
 
-        self._restores.append(restore)
+def _flags(tensor: Tensor) -> Restore:
+    """Put back whether a tensor asks for a gradient, and which one it has."""
+    asks, grad = tensor.requires_grad, tensor.grad
 
-    def _keep_array(self, value: Any) -> None:
-        before = value.copy()
+    def restore() -> None:
+        if tensor.requires_grad is not asks:
+            tensor.requires_grad_(asks)
+        if tensor.grad is not grad:
+            tensor.grad = grad
 
-        def restore() -> None:
-            if value.flags.writeable:
-                value[...] = before
+    return restore
 
-        self._restores.append(restore)
 
-    def _keep_generator(self, value: Any) -> bool:
-        """Keep a random generator; False if it is none."""
-        if isinstance(value, torch.Generator):
-            state = value.get_state()
-            self._restores.append(lambda: value.set_state(state))
-        elif isinstance(value, random.Random):
-            python_state = value.getstate()
-            self._restores.append(lambda: value.setstate(python_state))
-        elif isinstance(value, np.random.RandomState):
-            numpy_state = value.get_state()
-            self._restores.append(lambda: value.set_state(numpy_state))
-        elif isinstance(value, np.random.Generator):
-            bits = value.bit_generator
-            bit_state = bits.state
-            self._restores.append(lambda: setattr(bits, "state", bit_state))
-        else:
-            return False
-        return True
+def _tensor(tensor: Tensor, memory: Tensor, before: Tensor) -> Restore:
+    """Put back where a tensor keeps its values, and the values."""
+
+    def restore() -> None:
+        if tensor.data_ptr() != memory.data_ptr() or tensor.shape != before.shape:
+            tensor.data = memory
+        if not torch.equal(memory, before):
+            memory.data.copy_(before)
+
+    return restore
+
+
+def _array(array: Any, before: Any) -> Restore:
+    def restore() -> None:
+        if array.flags.writeable:
+            array[...] = before
+
+    return restore
+
+
+def _module(attributes: dict[str, Any], before: dict[str, Any]) -> Restore:
+    """Put back the attributes of a module, but for those that torch keeps there for itself."""
+
+    def restore() -> None:
+        for name in attributes.keys() - before.keys() - _TORCH_ATTRIBUTES:
+            del attributes[name]
+        attributes.update(before)
+
+    return restore
+
+
+def _dict(mapping: dict[Any, Any], keys: list[Any], values: list[Any]) -> Restore:
+    def restore() -> None:
+        if not (_are(mapping, keys) and _are(mapping.values(), values)):
+            mapping.clear()
+            for key, value in zip(keys, values, strict=True):
+                mapping[key] = value  # not `update`: a Counter would count
+
+    return restore
+
+
+def _list(container: Any, before: list[Any]) -> Restore:
+    def restore() -> None:
+        if not _are(container, before):
+            container.clear()
+            container.extend(before)
+
+    return restore
+
+
+def _set(container: set[Any], before: set[Any]) -> Restore:
+    def restore() -> None:
+        if container != before:
+            container.clear()
+            container.update(before)
+
+    return restore
+
+
+def _empty_slot(slot: Any, value: Any) -> Restore:
+    def restore() -> None:
+        with suppress(AttributeError):
+            slot.__delete__(value)
+
+    return restore
+
+
+def _generator(value: Any) -> Restore | None:
+    """Put back the state of a random generator; None if it is none, or has no state."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -304,15 +349,20 @@ def _is_plain(kind: type) -> bool:
     if issubclass(kind, _CODE):
         return False
     homes = [base.__module__.partition(".")[0] for base in kind.__mro__]
-    if homes[0] in sys.stdlib_module_names and kind is not SimpleNamespace:
+    if homes[0] in sys.stdlib_module_names - {"collections"} and kind is not SimpleNamespace:
         return False
     return not _LIVES_BY_ITSELF.intersection(homes)
 
 
-def _slots(kind: type) -> list[str]:
-    slots = kind.__dict__.get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else slots
-    return [name for name in names if not name.startswith("__")]
+@lru_cache(maxsize=1024)
+def _slots(kind: type) -> list[Any]:
+    """Where objects of this class keep what their `__slots__` name."""
+    members = [member for base in kind.__mro__ if "__slots__" in vars(base) for member in vars(base).values()]
+    return [member for member in members if isinstance(member, MemberDescriptorType) and _is_plain_or_module(kind)]
+
+
+def _is_plain_or_module(kind: type) -> bool:
+    return issubclass(kind, nn.Module) or _is_plain(kind)  # type: ignore[arg-type]
 
 
 def _are(values: Any, others: list[Any]) -> bool:

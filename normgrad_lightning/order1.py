@@ -13,6 +13,7 @@ for that at the hook points only. What any of them could disturb is kept out of 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from typing import Any, NamedTuple
@@ -53,11 +54,13 @@ class Order1(NamedTuple):
         maps: by kind.
         images: as the network saw them, `(N, C, *S)`; None if none was recognised.
         layers: the names of all layers asked for, in the order of the network.
+        problems: a sentence for each of them that cannot be read.
     """
 
     maps: dict[str, Maps]
     images: Tensor | None
     layers: list[str]
+    problems: list[str]
 
 
 def order1_maps(
@@ -117,7 +120,10 @@ def order1_maps(
     batches = single_images(batch) if per_image else [batch]
     if layers == AUTO:
         layers = auto_layers(model, loss_fn, batch, **options)
-    return run_passes(model, loss_fn, batches, layers, [kind], settings, **options).maps[kind]
+    result = run_passes(model, loss_fn, batches, layers, [kind], settings, **options)
+    for problem in result.problems:
+        warnings.warn(problem, stacklevel=2)
+    return result.maps[kind]
 
 
 class Settings:
@@ -168,7 +174,9 @@ def run_passes(
                 images.append(recorder.images)
     maps = {kind: _joined([result[kind] for result in results]) for kind in kinds}
     seen = None if any(i is None for i in images) else _stacked(images)
-    return Order1(maps, seen, recorder.layers)
+    if not all(m.isfinite().all() for of_layers in maps.values() for m in of_layers.values()):
+        raise NotFinite("`loss_fn`: expected finite gradients at the layers, but they are not.")
+    return Order1(maps, seen, recorder.layers, recorder.new_problems())
 
 
 class _Passes:
