@@ -36,6 +36,7 @@ from normgrad_lightning.render import SIGNED_COLORMAP, input_tiles, overlay, sca
 Maps = dict[str, dict[str, Tensor]]
 """The maps `(N, h, w)` of each kind and each layer."""
 
+SHOWN = 6  # pictures on the sheet
 KINDS = ("order0", "order1", "adversarial", "contrast")
 
 
@@ -51,16 +52,18 @@ def maps_of(model: ShapeClassifier, images: Tensor, labels: Tensor, epsilon: flo
 
 
 def on_objects(maps: Tensor, masks: Tensor) -> Tensor:
-    """Return how much of each map lies on each of the two objects, `(N, 2)`, as parts of the map's absolute sum."""
+    """Return how much of each map lies on each of the two objects, `(N, 2)`, as parts of the map's absolute sum.
+
+    A map that is zero everywhere, as after an inner step that has fitted the image, has no parts: they are NaN.
+    """
     cells = F.adaptive_avg_pool2d(masks, maps.shape[-2:]).double()
     maps = maps.double()
-    total = maps.abs().sum((1, 2)).clamp_min(1e-300)
-    return (maps[:, None] * cells).sum((2, 3)) / total[:, None]
+    return (maps[:, None] * cells).sum((2, 3)) / maps.abs().sum((1, 2))[:, None]
 
 
 def share_of_labelled(on_labelled: Tensor, on_other: Tensor) -> Tensor:
     """Return what the labelled object has of what both have, `(N,)`: 50 % if the label makes no difference."""
-    return on_labelled / (on_labelled + on_other).clamp_min(1e-300)
+    return on_labelled / (on_labelled + on_other)
 
 
 def lead_of_labelled(on_labelled: Tensor, on_other: Tensor) -> Tensor:
@@ -75,7 +78,10 @@ MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def measure(model: ShapeClassifier, pairs: Pairs, epsilon: float) -> dict[str, dict[str, Tensor]]:
-    """Return the measure of each kind and layer for each picture, averaged over its two labels, `(N,)`."""
+    """Return the measure of each kind and layer for each picture, averaged over its two labels, `(N,)`.
+
+    It is NaN for a picture where one of the two maps is zero everywhere.
+    """
     results: dict[str, dict[str, list[Tensor]]] = {kind: {} for kind in KINDS}
     for labelled in (0, 1):
         for kind, layers in maps_of(model, pairs.images, pairs.labels[:, labelled], epsilon).items():
@@ -88,6 +94,7 @@ def measure(model: ShapeClassifier, pairs: Pairs, epsilon: float) -> dict[str, d
 
 def bootstrap(values: Tensor, rounds: int = 2000) -> tuple[float, float, float]:
     """Return the mean over pictures and its 95 % interval, by drawing the pictures anew again and again."""
+    values = values[values.isfinite()]
     generator = torch.Generator().manual_seed(0)
     draws = torch.randint(len(values), (rounds, len(values)), generator=generator)
     low, high = values[draws].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
@@ -104,6 +111,10 @@ def table(results: Mapping[str, Mapping[str, Tensor]]) -> str:
             sign = "+" if kind == "contrast" else ""
             cells.append(f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]")
         lines.append(f"{layer:<10}" + "".join(f"{cell:>22}" for cell in cells))
+    for kind in KINDS:
+        left_out = max(int(values.isnan().sum()) for values in results[kind].values())
+        if left_out:
+            lines.append(f"{kind}: {left_out} pictures are left out, whose map is zero for one of the labels")
     return "\n".join(lines)
 
 
@@ -189,12 +200,13 @@ def main() -> None:
     for epsilon in args.epsilon:
         print(f"\nepsilon = {epsilon:g}\n{table(measure(model, pairs, epsilon))}")
 
-    shown = Pairs(*(part[:6] for part in pairs))
+    shown = Pairs(*(part[:SHOWN] for part in pairs))
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "helps_and_hurts.png"
-    maps = [maps_of(model, shown.images, shown.labels[:, labelled], args.epsilon[-1]) for labelled in (0, 1)]
-    sheet(shown, maps, layer=list(maps[0]["order0"])[-2]).save(path)
-    print(f"\npictures of the last but one layer, epsilon = {args.epsilon[-1]:g}: {path}")
+    epsilon = args.epsilon[len(args.epsilon) // 2]
+    maps = [maps_of(model, shown.images, shown.labels[:, labelled], epsilon) for labelled in (0, 1)]
+    sheet(shown, maps, layer=list(maps[0]["order0"])[-1]).save(path)
+    print(f"\nmaps of six pictures at the last layer, epsilon = {epsilon:g}: {path}")
 
 
 if __name__ == "__main__":
