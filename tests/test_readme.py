@@ -47,6 +47,14 @@ def test_the_pass_for_given_images_runs_as_written():
     assert list(world["maps"]) == ["stage1", "stage2", "stage3"]
 
 
+def test_order_1_of_given_images_runs_as_written():
+    images, labels = batch()
+    world = {"model": ResNet(), "images": images, "labels": labels, "loss_fn": F.cross_entropy}
+    exec(snippet("order1_maps("), world)
+    assert list(world["contrast"]) == ["stage1", "stage2", "stage3"]
+    assert all(m.min() < 0 < m.max() for m in world["contrast"].values())
+
+
 @pytest.mark.parametrize("module", [callback, capture])
 def test_the_docstrings_examples_run(module):
     results = doctest.testmod(module)
