@@ -59,34 +59,22 @@ class Sandbox:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._parameters = dict(model.named_parameters())
+        self._buffers = list(model.buffers())
+        self._gpus = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
         self._state = _PythonState(model)
 
     def run(self, function: Callable[[nn.Module], Any], parameters: Mapping[str, Tensor] | None = None) -> Any:
         """`function(model)`, with these tensors in place of the parameters; by default, with detached aliases."""
-        if parameters is None:
-            parameters = {name: p.detach() for name, p in self._model.named_parameters()}
-        buffers = {name: b.clone() for name, b in self._model.named_buffers()}
-        tensors = {f"model.{name}": t for name, t in {**parameters, **buffers}.items()}
+        given = parameters or {}
+        stand_ins = {id(p): given[name] if name in given else p.detach() for name, p in self._parameters.items()}
+        stand_ins |= {id(b): b.clone() for b in self._buffers}
         try:
-            with _leaves_in_eval(self._state.modules), _preserved_rng(self._model), _eager(), _no_autocast_cache():
-                return torch.func.functional_call(_Applied(self._model, function), tensors, ())
+            with _leaves_in_eval(self._state.modules), _preserved_rng(self._gpus), _eager(), _no_autocast_cache():
+                self._state.swap(stand_ins)
+                return function(self._model)
         finally:
             self._state.restore()
-
-
-class _Applied(nn.Module):
-    """`function` of a model as a module of its own: what `functional_call` needs to swap the model's tensors."""
-
-    def __init__(self, model: nn.Module, function: Callable[[nn.Module], Any]) -> None:
-        super().__init__()
-        self.model = model
-        self.function = function
-
-    def forward(self) -> Any:
-        for module in self.model.modules():
-            if isinstance(module, nn.RNNBase):  # they keep their weights in a list, too
-                vars(module)["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
-        return self.function(self.model)
 
 
 @contextmanager
@@ -95,21 +83,28 @@ def _leaves_in_eval(modules: list[nn.Module]) -> Iterator[None]:
 
     The others keep theirs: a detector gives a loss in train mode only. Attention has a child, but drops out by itself.
     """
+    leaves = [m for m in modules if not m._modules or isinstance(m, nn.MultiheadAttention)]
     modes = [(module, module.training) for module in modules]
     try:
-        for module in modules:
-            if not module._modules or isinstance(module, nn.MultiheadAttention):
-                module.training = False
+        for module in leaves:
+            _set_mode(module, False)
         yield
     finally:
         for module, training in modes:
-            module.training = training
+            if module.training is not training:
+                _set_mode(module, training)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        module.training = training
+    else:
+        vars(module)["training"] = training  # what a module does with every attribute that is set takes its time
 
 
 @contextmanager
-def _preserved_rng(model: nn.Module) -> Iterator[None]:
+def _preserved_rng(gpus: list[int]) -> Iterator[None]:
     """The random state of torch, numpy and python is the same after as before."""
-    gpus = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=gpus):
@@ -122,7 +117,10 @@ def _preserved_rng(model: nn.Module) -> Iterator[None]:
 def _eager() -> AbstractContextManager[None]:
     """Compiled modules run as they were written; before torch 2.6, as they are."""
     set_stance = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if set_stance is None else set_stance("force_eager")
+    if set_stance is None or "torch._dynamo" not in sys.modules:  # it takes a second to load, and nothing is compiled
+        return nullcontext()
+    stance: AbstractContextManager[None] = set_stance("force_eager")
+    return stance
 
 
 @contextmanager
@@ -168,9 +166,23 @@ class _PythonState:
         self._restores: list[Restore] = [_flags(parameter) for parameter in model.parameters()]
         self._kept: dict[int, Any] = {}
         self._waiting: list[Any] = [model]
-        self._with_stand_ins = set(map(id, model.modules()))
+        scripted = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
+        self._scripted = [(m, name, t) for m in scripted for name, t in _tensors(m)]
+        self._restores += [partial(setattr, *place) for place in self._scripted]
+        self._registered = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self._with_stand_ins = set(map(id, self._registered))
         while self._waiting:
             self._keep(self._waiting.pop())
+
+    def swap(self, stand_ins: Mapping[int, Tensor]) -> None:
+        """Give the model's modules other tensors, by the identity of their own ones, until `restore`."""
+        for module in self._registered:
+            for kind in ("_parameters", "_buffers"):
+                vars(module)[kind] = {name: stand_ins.get(id(t), t) for name, t in vars(module)[kind].items()}
+            if isinstance(module, nn.RNNBase):  # they keep their weights in a list, too
+                vars(module)["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+        for module, name, t in self._scripted:
+            setattr(module, name, stand_ins[id(t)])
 
     def restore(self) -> None:
         """Put everything back that is not as it was, also if some of it cannot be."""
@@ -220,11 +232,8 @@ class _PythonState:
         before = {name: value for name, value in attributes.items() if name not in _TORCH_ATTRIBUTES}
         self._restores.append(_module(attributes, before))
         self._keep_slots(module)
-        if id(module) in self._with_stand_ins:
-            self._restores += [_dict(d, list(d), list(d.values())) for d in (module._parameters, module._buffers)]
-            self._kept.update({id(d): d for d in (module._parameters, module._buffers)})
-        own = {"_flat_weights"}  # of recurrent layers: their parameters once more
-        self._waiting.extend(value for name, value in before.items() if name not in own)
+        swapped = {"_parameters", "_buffers", "_flat_weights"} if id(module) in self._with_stand_ins else ()
+        self._waiting.extend(value for name, value in before.items() if name not in swapped)
 
     def _keep_attributes(self, value: Any) -> None:
         with suppress(TypeError):  # it may have none
@@ -248,6 +257,10 @@ class _PythonState:
         if value.is_leaf:
             self._restores.append(_flags(value))
             self._waiting.append(value.grad)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
 
 
 def _flags(tensor: Tensor) -> Restore:

@@ -27,7 +27,7 @@ from normgrad_lightning.capture import NormGrad, Point, Reading, add_up
 from normgrad_lightning.checks import check_flag, check_positive
 from normgrad_lightning.functional import contrast, corrected_gradient, hessian_factor
 from normgrad_lightning.isolation import Sandbox, own_pass
-from normgrad_lightning.layers import AUTO, check_spec, match_layers
+from normgrad_lightning.layers import AUTO, check_spec, match_layers, named_layers
 from normgrad_lightning.passes import LossFunction, auto_layers, check_depends, check_scalar, graph_roots
 
 KINDS = {
@@ -185,7 +185,8 @@ class _Passes:
     def __init__(
         self, model: nn.Module, loss_fn: LossFunction, recorder: _PairRecorder, target: str, settings: Settings
     ) -> None:
-        self._model = model
+        known = named_layers(model)
+        self._layers = [known[name] for name in recorder.layers]
         self._loss_fn = loss_fn
         self._recorder = recorder
         self._target = target
@@ -239,7 +240,7 @@ class _Passes:
         recorder.clear()
         recorder.keep, recorder.enabled = keep, True
         try:
-            with graph_roots(self._model, recorder.layers, self._target, roots, beside_weights=weights):
+            with graph_roots(self._layers, self._target, roots, beside_weights=weights):
                 gradient = self._pass(batch, weights, roots)
         finally:
             recorder.enabled = False
@@ -383,7 +384,7 @@ def _side_by_side(
 def _length(v: _Gradient) -> float:
     """`‖v‖`, one norm over all weights."""
     norms = [torch.linalg.vector_norm(part) for part in v if part is not None]
-    length = math.sqrt(sum(norm.item() ** 2 for norm in norms))
+    length = float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
     if not math.isfinite(length):
         raise NotFinite("`loss_fn`: expected a finite gradient of the weights, but it is not.")
     return length

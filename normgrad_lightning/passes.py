@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,8 +92,10 @@ def _order0_maps(
         check_depends(loss, roots)
         torch.autograd.grad(loss, roots, allow_unused=True)
 
+    known = named_layers(model)
+    layers = [known[name] for name in names]
     recorder = NormGrad(model, names, **options)
-    with torch.enable_grad(), graph_roots(model, names, options["target"], roots), recorder:
+    with torch.enable_grad(), graph_roots(layers, options["target"], roots), recorder:
         Sandbox(model).run(loss_and_backward)
     return recorder.maps
 
@@ -152,9 +154,9 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 @contextmanager
 def graph_roots(
-    model: nn.Module, names: Sequence[str], target: str, roots: list[Tensor], *, beside_weights: bool = False
+    layers: Iterable[nn.Module], target: str, roots: list[Tensor], *, beside_weights: bool = False
 ) -> Iterator[None]:
-    """Let autograd's graph begin at the lowest of the named layers; its beginnings are added to `roots`.
+    """Let autograd's graph begin at the lowest of these layers; its beginnings are added to `roots`.
 
     With `beside_weights`, which also ask for gradients, it begins only where none would come by otherwise.
     """
@@ -171,12 +173,11 @@ def graph_roots(
     def begin_at_output(_: nn.Module, args: Any, output: Any) -> Any:
         return map_tensors(rooted, output)
 
-    layers = named_layers(model)
     handles = [  # before whatever reads the layer
-        layers[name].register_forward_pre_hook(begin_at_input, with_kwargs=True, prepend=True)
+        layer.register_forward_pre_hook(begin_at_input, with_kwargs=True, prepend=True)
         if target == "input"
-        else layers[name].register_forward_hook(begin_at_output, prepend=True)
-        for name in names
+        else layer.register_forward_hook(begin_at_output, prepend=True)
+        for layer in layers
     ]
     try:
         yield

@@ -369,6 +369,7 @@ CHANGES = {
     "dict": ({"a": 1}, lambda v: v.update(b=2)),
     "dict without": ({"a": 1, "b": 2}, lambda v: v.pop("a")),
     "dict, other order": ({"a": 1, "b": 2}, lambda v: v.update(a=v.pop("a"))),
+    "dict, other key": ({"a": 1}, lambda v: v.update(b=v.pop("a"))),
     "ordered dict": (OrderedDict(a=1, b=2), lambda v: v.move_to_end("a")),
     "defaultdict": (defaultdict(list, a=[1]), lambda v: v["b"].append(1)),
     "counter": (Counter("aab"), lambda v: v.update("abc")),
@@ -936,6 +937,21 @@ def test_a_module_that_compiles_itself_is_not_compiled_for_a_pass():
     assert len(compiled) > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning", "ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["scripted", "traced"])
+def test_scripted_parts_run_on_the_stand_ins_and_are_unchanged(kind):
+    images, part = torch.randn(4, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    scripted = torch.jit.script(part) if kind == "scripted" else torch.jit.trace(part.eval(), images)
+    model = nn.Sequential(scripted, nn.Linear(3, 2))
+    before, modes = snapshot(model), [m.training for m in model.modules()]
+    given = stand_ins(model)
+    Sandbox(model).run(lambda m: m(images).square().sum().backward(), given)
+    assert all(t.grad is not None for t in given.values())
+    assert all(p.grad is None for p in model.parameters())
+    assert unchanged(model, before)
+    assert [m.training for m in model.modules()] == modes
+
+
 def test_autocast_around_it_works_and_remembers_no_stand_ins():
     model, images = nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8)
     zeros = {name: torch.zeros_like(p, requires_grad=True) for name, p in model.named_parameters()}
@@ -950,6 +966,16 @@ def test_autocast_around_it_works_and_remembers_no_stand_ins():
     assert torch.equal(before, again)
     assert model[0].weight.grad.abs().sum() > 0
     assert zeros["0.weight"].grad is None
+
+
+def test_autocast_sees_stand_ins_that_have_moved():
+    model, images = nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8)
+    given, sandbox = stand_ins(model), Sandbox(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert sandbox.run(lambda m: m(images), given).abs().sum() > 0
+        for t in given.values():
+            t.data.zero_()
+        assert sandbox.run(lambda m: m(images), given).abs().sum() == 0
 
 
 def test_autocast_inside_remembers_no_stand_ins():
