@@ -153,20 +153,20 @@ class _Cut:
         return self._of_parts(f"{name}.", value, index)
 
     def _of_array(self, name: str, value: Any, index: int) -> Any:
+        if isinstance(value, Tensor) and (value.is_nested or value.layout is not torch.strided):
+            raise CannotSlice(f"{name} is no dense tensor")
         if value.ndim == 0:
             return value
-        if not isinstance(value, Tensor) or (value.layout is torch.strided and not value.is_nested):
-            if len(value) != self._size:
-                raise CannotSlice(f"{name} has shape {tuple(value.shape)}, which does not begin with {self._size}")
-            return value[index : index + 1]
-        raise CannotSlice(f"{name} is no dense tensor")
+        if len(value) != self._size:
+            raise CannotSlice(f"{name} has shape {tuple(value.shape)}, which does not begin with {self._size}")
+        return value[index : index + 1]
 
     def _of_list(self, name: str, value: Any, index: int) -> Any:
         one_each = len(value) == self._size and _are_alike(value)
-        if one_each and all(map(_is_atom, value)):
+        if len(value) == self._size and all(map(_is_atom, value)):
             return value[index : index + 1]
         if self._holds_targets(value):
-            if not one_each:
+            if len(value) != self._size:
                 raise CannotSlice(f"`{name}` has {len(value)} parts, not {self._size}")
             return value[index : index + 1]
         if not one_each:
@@ -180,6 +180,8 @@ class _Cut:
 
     def _is_cut(self, name: str, value: Any) -> bool:
         """Whether every part of a list has a part for each image."""
+        if not any(map(self._has_axis, value)):
+            return False
         try:
             self._of_parts(f"{name}.", value, 0)
         except _Ambiguous:
@@ -188,8 +190,18 @@ class _Cut:
             return False
         return True
 
+    def _has_axis(self, value: Any) -> bool:
+        """Whether something in it could be cut."""
+        if _is_array(value):
+            return bool(value.ndim)
+        if _is_list(value) and len(value) == self._size:
+            return True
+        return any(self._has_axis(part.value) for part in _parts(value))
+
     def _holds_targets(self, value: Any) -> bool:
-        return len(value) > 0 and all(isinstance(item, Mapping) or is_dataclass(item) for item in value)
+        """Whether it is a list of dicts or dataclasses; some images may have none."""
+        items = [item for item in value if item is not None]
+        return len(items) > 0 and all(isinstance(item, Mapping) or is_dataclass(item) for item in items)
 
 
 def _is_array(value: Any) -> bool:
@@ -226,11 +238,11 @@ def _may_be_samples(batch: Sequence[Any]) -> bool:
     """Whether a batch that is a list may be a list of images or samples: four axes have the batch among them."""
     if all(map(_is_array, batch)):
         return len(batch) > 1 and _are_images(batch)
-    return _are_alike(batch) and not any(map(_is_atom, batch))
+    return _are_alike(batch) and not any(map(_is_atom, batch)) and all(a.ndim <= 3 for a in _arrays(batch))
 
 
 def _arrays(nested: Any) -> Iterator[Any]:
-    if _is_array(nested):
+    if _is_array(nested) and not getattr(nested, "is_nested", False):
         yield nested
     for part in _parts(nested):
         yield from _arrays(part.value)

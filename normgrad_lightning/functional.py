@@ -182,6 +182,8 @@ def normgrad_order1(
     _check_same_shape("g", g, {"g_plus": g_plus, "g_minus": g_minus})
     if not factorised:
         _check_same_shape("x", x, {"x_plus": x_plus, "x_minus": x_minus})
+    if not h > 0:
+        raise ValueError(f"`h`: expected a number above 0, or infinity for no Hessian term, but got {h!r}.")
     products, factor = OuterProducts(), hessian_factor(epsilon, h, adversarial)
     if factorised:
         return _map(products, x, corrected_gradient(g, g_plus, g_minus, factor))

@@ -70,7 +70,13 @@ class Sandbox:
         stand_ins = {id(p): given[name] if name in given else p.detach() for name, p in self._parameters.items()}
         stand_ins |= {id(b): b.clone() for b in self._buffers}
         try:
-            with _leaves_in_eval(self._state.modules), _preserved_rng(self._gpus), _eager(), _no_autocast_cache():
+            with (
+                _leaves_in_eval(self._state.modules),
+                _grads_aside(self._state.leaves),
+                _preserved_rng(self._gpus),
+                _eager(),
+                _no_autocast_cache(),
+            ):
                 self._state.swap(stand_ins)
                 return function(self._model)
         finally:
@@ -100,6 +106,19 @@ def _set_mode(module: nn.Module, training: bool) -> None:
         module.training = training
     else:
         vars(module)["training"] = training  # what a module does with every attribute that is set takes its time
+
+
+@contextmanager
+def _grads_aside(leaves: list[Tensor]) -> Iterator[None]:
+    """No gradients inside, so that an optimizer has nothing to step with or to zero; those there were, after."""
+    grads = [(leaf, leaf.grad) for leaf in leaves]
+    try:
+        for leaf, _ in grads:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, grad in grads:
+            leaf.grad = grad
 
 
 @contextmanager
@@ -163,7 +182,8 @@ class _PythonState:
 
     def __init__(self, model: nn.Module) -> None:
         self.modules: list[nn.Module] = []
-        self._restores: list[Restore] = [_flags(parameter) for parameter in model.parameters()]
+        self.leaves: list[Tensor] = list(model.parameters())
+        self._restores: list[Restore] = [_requires_grad(parameter) for parameter in self.leaves]
         self._kept: dict[int, Any] = {}
         self._waiting: list[Any] = [model]
         scripted = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
@@ -255,23 +275,20 @@ class _PythonState:
             return
         self._restores.append(_tensor(value, value.detach(), value.detach().clone()))
         if value.is_leaf:
-            self._restores.append(_flags(value))
-            self._waiting.append(value.grad)
+            self._restores.append(_requires_grad(value))
+            self.leaves.append(value)
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
 
 
-def _flags(tensor: Tensor) -> Restore:
-    """Put back whether a tensor asks for a gradient, and which one it has."""
-    asks, grad = tensor.requires_grad, tensor.grad
+def _requires_grad(leaf: Tensor) -> Restore:
+    asks = leaf.requires_grad
 
     def restore() -> None:
-        if tensor.requires_grad is not asks:
-            tensor.requires_grad_(asks)
-        if tensor.grad is not grad:
-            tensor.grad = grad
+        if leaf.requires_grad is not asks:
+            leaf.requires_grad_(asks)
 
     return restore
 
@@ -290,7 +307,8 @@ def _tensor(tensor: Tensor, memory: Tensor, before: Tensor) -> Restore:
 
 def _array(array: Any, before: Any) -> Restore:
     def restore() -> None:
-        if array.flags.writeable:
+        same = array.dtype != object and np.array_equal(array, before)
+        if not same and array.flags.writeable:
             array[...] = before
 
     return restore
