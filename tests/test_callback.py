@@ -618,13 +618,13 @@ def test_a_writer_that_fails_does_not_keep_the_others_from_writing(tmp_path):
     }
 
 
-@pytest.mark.parametrize("place", ["panel", "input_tiles", "_signal"])
+@pytest.mark.parametrize("place", ["panels.panel", "panels.input_tiles", "callback._signal"])
 def test_a_failure_of_ours_is_one_warning_or_an_error_as_asked(tmp_path, monkeypatch, place):
     def broken(*args, **kwargs):
         raise RuntimeError("we are broken")
 
     plain, _, _ = finished(tmp_path / "plain", None)
-    monkeypatch.setattr(f"normgrad_lightning.callback.{place}", broken)
+    monkeypatch.setattr(f"normgrad_lightning.{place}", broken)
     weights, told, _ = finished(tmp_path / "run", NormGradCallback(every_n_steps=1, images="hardest"))
     assert all(map(torch.equal, plain, weights))
     assert len(told) == 1
