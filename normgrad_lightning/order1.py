@@ -110,6 +110,16 @@ def order1_maps(
     Raises:
         ValueError: a loss that is no finite scalar or does not depend on the weights, a batch that cannot be taken
             apart, or a wrong option.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn import functional as F
+        >>> from normgrad_lightning import order1_maps
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+        >>> def loss_fn(model, batch):
+        ...     return F.cross_entropy(model(batch[0]).mean((2, 3)), batch[1])
+        >>> order1_maps(model, loss_fn, (torch.randn(2, 3, 8, 8), torch.tensor([0, 1])), "0")["0"].shape
+        torch.Size([2, 6, 6])
     """
     check_flag("adversarial", adversarial)
     check_flag("per_image", per_image)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 METHOD = "normgrad_loss"
 _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel", "XLA")
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _SILENT_METHODS = ("log", "log_dict", "print")
 
 
@@ -83,13 +84,17 @@ class TrainingLoss:
             if self.name == METHOD:
                 output = module.normgrad_loss(batch)
             else:
-                output = module.training_step(*self._arguments(module.training_step, batch))
+                output = self._call_step(module.training_step, batch)
         return self._loss_in(output) * self.scale
 
-    def _arguments(self, step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
-        """What Lightning would call the step with."""
-        takes_index = len(inspect.signature(step).parameters) > 1
-        return (batch, self._batch_idx) if takes_index else (batch,)
+    def _call_step(self, step: Callable[..., Any], batch: Any) -> Any:
+        """Call it as Lightning does: the index is optional, and may have any name as the second argument."""
+        parameters = inspect.signature(step).parameters
+        if "batch_idx" in parameters:
+            return step(batch, batch_idx=self._batch_idx)
+        kinds = [p.kind for p in parameters.values()]
+        takes_index = inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in _BY_PLACE for kind in kinds) > 1
+        return step(batch, self._batch_idx) if takes_index else step(batch)
 
     def _loss_in(self, output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, Mapping) else output

@@ -400,6 +400,31 @@ def test_a_loss_that_cannot_be_used_is_told_once_and_training_goes_on(tmp_path, 
         fit(returns(value)(), [watching(on_error="raise")], tmp_path)
 
 
+def only_batch(self, batch):
+    return F.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def named_otherwise(self, things, number):
+    assert number in range(6)
+    return only_batch(self, things)
+
+
+def with_rest(self, batch, *rest, **more):
+    assert rest or more
+    return only_batch(self, batch)
+
+
+def by_name(self, batch, *, batch_idx):
+    return named_otherwise(self, batch, batch_idx)
+
+
+@pytest.mark.parametrize("step", [only_batch, named_otherwise, with_rest, by_name])
+def test_a_step_is_called_as_lightning_calls_it(tmp_path, step):
+    callback = watching(on_error="raise")
+    fit(type("Lit", (type(lit()),), {"training_step": step})(), [callback], tmp_path)
+    assert callback.order1
+
+
 def test_a_dict_with_a_loss_is_one(tmp_path):
     callback = watching(on_error="raise")
     fit(returns(lambda loss: {"loss": loss})(), [callback], tmp_path)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from networks import ResNet, batch
 
-from normgrad_lightning import NormGradCallback, callback, capture
+from normgrad_lightning import NormGradCallback, callback, capture, order1
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -55,7 +55,7 @@ def test_order_1_of_given_images_runs_as_written():
     assert all(m.min() < 0 < m.max() for m in world["contrast"].values())
 
 
-@pytest.mark.parametrize("module", [callback, capture])
+@pytest.mark.parametrize("module", [callback, capture, order1])
 def test_the_docstrings_examples_run(module):
     results = doctest.testmod(module)
     assert results.attempted >= 3
