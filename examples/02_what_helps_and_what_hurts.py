@@ -135,9 +135,9 @@ def sheet(pairs: Pairs, maps_of_label: list[Maps], layer: str, tile: int = 112) 
             for column, kind in enumerate(KINDS):
                 signed = kind == "contrast"
                 scaled = scale_maps(maps[kind][layer][row : row + 1].numpy(), signed=signed)[0]
-                colours = {"colormap": SIGNED_COLORMAP, "opacity": 0.8} if signed else {}
+                colormap = SIGNED_COLORMAP if signed else "inferno"
                 place = left + column * (tile + gap)
-                picture.paste(_as_image(overlay(tile_of_row, scaled, signed=signed, **colours)), (place, top))
+                picture.paste(_as_image(overlay(tile_of_row, scaled, colormap=colormap, signed=signed)), (place, top))
                 if row == 0:
                     draw.text((place, 8), kind, "dimgray", font)
     return picture

@@ -108,7 +108,7 @@ class NormGradCallback(Callback):
         num_images: int = 8,
         images: Literal["first", "random", "hardest"] = "first",
         order1_every_n_steps: int | None = None,
-        order1_maps: Sequence[Literal["order1", "adversarial", "contrast"]] = ("order1", "adversarial"),
+        order1_maps: Sequence[Literal["order1", "adversarial", "contrast"]] = ("order1", "adversarial", "contrast"),
         epsilon: float = EPSILON,
         per_image: bool = True,
         second_order: bool = True,
@@ -261,7 +261,8 @@ class NormGradCallback(Callback):
         self._order1, self._chosen = None, None
         if order1_is_due:
             self._last_order1 = step
-            with self._guard("the order-1 passes"):
+            whole = " on single images (`per_image=False` takes the batch whole)" if self.per_image else ""
+            with self._guard(f"the order-1 passes{whole}"):
                 self._run_order1(self._recorder, TrainingLoss(trainer, pl_module, batch_idx), pl_module, batch)
         self._event = step
         self._saw_backward, self._loss_scale = False, 1.0
@@ -350,6 +351,11 @@ class NormGradCallback(Callback):
         chosen = None if self.per_image else self._chosen
         self.order1 = {kind: {name: _rows(m, chosen) for name, m in of.items()} for kind, of in maps.items()}
         self.order1_inputs = _pick(images, chosen)
+        if any(not m.flatten(1).any(1).all() for m in self.order1.get("order1", {}).values()):
+            self._warn_once(
+                "NormGrad: order-1 maps of some images are zero: the inner step has fitted them, or they were learned "
+                "before. If that goes on, a smaller `epsilon` shows more."
+            )
         return True
 
     def _skip(self) -> None:

@@ -17,8 +17,11 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise if `value` is no list of some of the choices, each once."""
     known = list(choices)
-    fits = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    if not fits or len(set(map(repr, value))) < len(value) or any(one not in known for one in value):  # type: ignore
+    given = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    unknown = [one for one in given if one not in known]
+    if unknown:
+        raise ValueError(f"`{name}`: expected some of {', '.join(map(repr, known))}, but got {unknown[0]!r}.")
+    if not given or len(set(given)) < len(given):
         raise ValueError(f"`{name}`: expected a list of {', '.join(map(repr, known))}, each once, but got {value!r}.")
 
 

@@ -207,23 +207,20 @@ def contrast(order1: Tensor, adversarial: Tensor) -> Tensor:
     Positive where learning from the image lives, negative where damage would; the sum over an image is zero.
 
     Args:
-        order1: order-1 maps, `(N, *S)`; a map that is zero everywhere counts as zero.
+        order1: order-1 maps, `(N, *S)`.
         adversarial: adversarial maps, `(N, *S)`.
 
     Returns:
-        The signed map, `(N, *S)`.
+        The signed map, `(N, *S)`; zero for an image of which one of the maps is zero: then there is nothing to compare.
     """
     if order1.shape != adversarial.shape:
         raise ValueError(
             f"`adversarial`: expected the shape of `order1`, {tuple(order1.shape)}, but got {tuple(adversarial.shape)}."
         )
-    return _share(order1) - _share(adversarial)
-
-
-def _share(maps: Tensor) -> Tensor:
-    maps = maps.to(wide_dtype(maps))
-    total = maps.sum(tuple(range(1, maps.dim())), keepdim=True)
-    return torch.where(total > 0, maps / total, torch.zeros_like(maps))
+    helps, hurts = (maps.to(wide_dtype(maps)) for maps in (order1, adversarial))
+    totals = [maps.sum(tuple(range(1, maps.dim())), keepdim=True) for maps in (helps, hurts)]
+    difference = helps / totals[0] - hurts / totals[1]
+    return torch.where((totals[0] > 0) & (totals[1] > 0), difference, torch.zeros_like(difference))
 
 
 def grad_cam(x: Tensor, g: Tensor) -> Tensor:

@@ -75,6 +75,7 @@ class Sandbox:
                 _grads_aside(self._state.leaves),
                 _preserved_rng(self._gpus),
                 _eager(),
+                _no_attention_fast_path(),
                 _no_autocast_cache(),
             ):
                 self._state.swap(stand_ins)
@@ -140,6 +141,17 @@ def _eager() -> AbstractContextManager[None]:
         return nullcontext()
     stance: AbstractContextManager[None] = set_stance("force_eager")
     return stance
+
+
+@contextmanager
+def _no_attention_fast_path() -> Iterator[None]:
+    """Where nothing asks for a gradient, torch's transformer layers do not call their parts, nor hooks on these."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 @contextmanager

@@ -30,11 +30,12 @@ SCALES = {
     "shared": "all maps from their common minimum to their common maximum",
 }
 
-SIGNED_COLORMAP = "RdBu_r"
+SIGNED_COLORMAP = "matplotlib:coolwarm"
 """For signed maps: red above zero, blue below."""
 
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _BACKGROUND = 224
+_PALE = 90.0  # of the 128 colours on each side of a diverging map's middle
 _GAP = 2  # between an input and its overlay
 _PAIR_GAP = 8  # between pairs: what belongs together stands together
 _SLIMMEST = 4  # a tile is at least a quarter as high as it is wide, so that a strip of audio can be seen
@@ -182,8 +183,13 @@ def overlay(
         pixel = (1 - α) * grey + α * colour(v)
 
     The image is grey so that a red car is not taken for a strong value. It shows through where the map is weak and
-    yields where it is strong; at opacity 0 there is only the image, at opacity 1 only the map. A signed map, whose zero
-    is at v = 0.5, is strong at both ends and clear in the middle: ``α = opacity ** (1 / |2v - 1|)``.
+    yields where it is strong; at opacity 0 there is only the image, at opacity 1 only the map.
+
+    A signed map, whose zero is at v = 0.5, is strong at both ends and clear in the middle. With s = abs(2v - 1)::
+
+        α = opacity * (2 - opacity) * sqrt(s)
+
+    and the pale colours in the middle of the colour map are left out: they would draw an edge along every zero.
 
     Args:
         image: ``(H, W, 3)`` in [0, 1], from ``display_image`` or one of the ``input_tiles``.
@@ -206,10 +212,14 @@ def overlay(
 @lru_cache(maxsize=8)
 def _paint(colormap: str, opacity: float, signed: bool) -> tuple[Picture, Picture]:
     """Return, for each of the 256 values, ``1 - α`` as ``(256,)`` and ``α * colour`` as ``(256, 3)``."""
-    values = np.linspace(0.0, 1.0, 256)
-    exponent = 1.0 / np.abs(2.0 * values - 1.0) if signed else 2.0 - values
-    alpha = (opacity**exponent).astype(np.float32)
-    return 1.0 - alpha, alpha[:, None] * _lut(colormap)
+    values, colours = np.linspace(0.0, 1.0, 256), _lut(colormap)
+    if signed:
+        signs, strength = np.sign(values - 0.5), np.abs(2.0 * values - 1.0)
+        colours = colours[np.rint(127.5 + signs * (_PALE + (127.5 - _PALE) * strength)).astype(int)]
+        alpha = (opacity * (2.0 - opacity) * np.sqrt(strength)).astype(np.float32)
+    else:
+        alpha = (opacity ** (2.0 - values)).astype(np.float32)
+    return 1.0 - alpha, alpha[:, None] * colours
 
 
 def input_tiles(

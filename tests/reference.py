@@ -354,14 +354,13 @@ def order1(
 
 
 def contrast(maps: Tensor, adversarial: Tensor) -> Tensor:
-    """Returns (N, *S): m_u/Σm − m^adv_u/Σm^adv, number by number; a map of zeros counts as zero."""
+    """Returns (N, *S): m_u/Σm − m^adv_u/Σm^adv, number by number; zero where one of the two maps is zero."""
     result = torch.zeros_like(maps, dtype=torch.float64)
     for n in range(len(maps)):
-        for sign, m in ((1, maps[n]), (-1, adversarial[n])):
-            numbers = m.flatten().tolist()
-            if any(numbers):
-                for u in itertools.product(*map(range, m.shape)):
-                    result[(n, *u)] += sign * m[u].item() / math.fsum(numbers)
+        if maps[n].any() and adversarial[n].any():
+            sums = [math.fsum(m[n].flatten().tolist()) for m in (maps, adversarial)]
+            for u in itertools.product(*map(range, maps.shape[1:])):
+                result[(n, *u)] = maps[(n, *u)].item() / sums[0] - adversarial[(n, *u)].item() / sums[1]
     return result
 
 

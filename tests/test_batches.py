@@ -429,7 +429,7 @@ def test_the_shape_of_a_batch_is_no_part_of_an_image():
         ([images(1), labels(2).numpy()], r"`1` has shape \(2,\), which does not begin with 1"),
         ({"x": images(), "more": {1, 2, 3, 4}}, "`more` is a 'set'"),
         (Sample(images(), object()), "`label` is a 'object'"),
-        ([images(), iter("abcd")], "`1` is a 'str_ascii_iterator'"),
+        ([images(), iter("abcd")], "`1` is a 'str_(ascii_)?iterator'"),
     ],
 )
 def test_what_cannot_be_cut_is_told_by_name(batch, told):

@@ -13,7 +13,7 @@ import pytorch_lightning
 import torch
 import torch.nn.functional as F
 from networks import ResNet, batch
-from pytorch_lightning.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from pytorch_lightning.callbacks import StochasticWeightAveraging
 from test_callback import Metrics, _same, data, fit, lit, panels, scalars
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
@@ -22,7 +22,15 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from normgrad_lightning import NormGradCallback, order1_maps, training_loss
 
+try:
+    from pytorch_lightning.callbacks import EMAWeightAveraging
+except ImportError:  # before Lightning 2.6
+    EMAWeightAveraging = None
+
 KINDS = ["order1", "adversarial", "contrast"]
+AVERAGING = (
+    (StochasticWeightAveraging,) if EMAWeightAveraging is None else (StochasticWeightAveraging, EMAWeightAveraging)
+)
 
 
 class Busy(pytorch_lightning.LightningModule):
@@ -92,7 +100,7 @@ class StatefulSampler(Sampler):
 def everything(module, metrics, sampler, trainer):
     """All that two runs may be told apart by."""
     optimizer = trainer.optimizers[0].state_dict()
-    average = [c for c in trainer.callbacks if isinstance(c, EMAWeightAveraging | StochasticWeightAveraging)]
+    average = [c for c in trainer.callbacks if isinstance(c, AVERAGING)]
     models = [getattr(c, "_average_model", None) for c in average]
     return {
         "weights and buffers": list(module.state_dict().values()),
@@ -119,7 +127,8 @@ def everything(module, metrics, sampler, trainer):
 def train(folder, callbacks, optimizer="sgd", average="ema", kind=Busy, **options):
     pytorch_lightning.seed_everything(7, verbose=False)
     module, metrics, sampler = kind(optimizer), Metrics(), StatefulSampler(24)
-    averaging = {"ema": EMAWeightAveraging(decay=0.9), "swa": StochasticWeightAveraging(0.01, 1)}[average]
+    ema = average == "ema" and EMAWeightAveraging is not None
+    averaging = EMAWeightAveraging(decay=0.9) if ema else StochasticWeightAveraging(0.01, 1)
     loader = DataLoader(TensorDataset(*batch(24)), batch_size=4, sampler=sampler)
     trainer = fit(
         module,
@@ -297,7 +306,7 @@ def test_the_schedule_goes_on_after_a_resume(tmp_path):
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        second.fit(module, data(), ckpt_path=tmp_path / "middle.ckpt", weights_only=False)
+        second.fit(module, data(), ckpt_path=tmp_path / "middle.ckpt")
     assert panels(second)["normgrad_order1/00_net.stage1"] == [8]
 
 
@@ -414,11 +423,7 @@ def with_rest(self, batch, *rest, **more):
     return only_batch(self, batch)
 
 
-def by_name(self, batch, *, batch_idx):
-    return named_otherwise(self, batch, batch_idx)
-
-
-@pytest.mark.parametrize("step", [only_batch, named_otherwise, with_rest, by_name])
+@pytest.mark.parametrize("step", [only_batch, named_otherwise, with_rest])
 def test_a_step_is_called_as_lightning_calls_it(tmp_path, step):
     callback = watching(on_error="raise")
     fit(type("Lit", (type(lit()),), {"training_step": step})(), [callback], tmp_path)
@@ -538,7 +543,10 @@ def test_a_detectors_lists_of_images_and_targets_are_cut(tmp_path):
             "`order1_maps`: expected a list of 'order1', 'adversarial', 'contrast', each once",
         ),
         ({"order1_maps": []}, "`order1_maps`: expected a list of"),
-        ({"order1_maps": ["order2"]}, r"each once, but got \['order2'\]"),
+        (
+            {"order1_maps": ["order1", "order2"]},
+            "expected some of 'order1', 'adversarial', 'contrast', but got 'order2'",
+        ),
         ({"order1_maps": ["order1", "order1"]}, "`order1_maps`: expected a list of"),
         ({"epsilon": 0}, "`epsilon`: expected a number above 0, but got 0"),
         ({"epsilon": -1e-3}, "`epsilon`: expected a number above 0"),
@@ -570,7 +578,8 @@ def test_a_step_that_takes_its_own_batches_is_refused_at_the_start(tmp_path):
 def test_the_zero_gradient_of_a_learned_image_is_a_zero_map(tmp_path):
     module = returns(lambda loss: loss * 0)()
     callback = watching(on_error="raise")
-    fit(module, [callback], tmp_path, limit_train_batches=1)
+    with pytest.warns(UserWarning, match="order-1 maps of some images are zero: the inner step has fitted them"):
+        fit(module, [callback], tmp_path, limit_train_batches=1)
     assert all(not m.any() for maps in callback.order1.values() for m in maps.values())
 
 
@@ -621,9 +630,7 @@ def test_two_processes_keep_every_bit_and_rank_0_alone_runs_the_passes(tmp_path)
     for rank in range(2):
         for what in ("weights", "list", "count", "rng", "metrics"):
             assert _same(plain[rank][what], watched[rank][what]), (rank, what)
-    assert watched[0]["maps"] == {
-        kind: ["net.stage1", "net.stage2", "net.stage3"] for kind in ("order1", "adversarial")
-    }
+    assert watched[0]["maps"] == {kind: ["net.stage1", "net.stage2", "net.stage3"] for kind in KINDS}
     assert watched[1]["maps"] == {}
 
 

@@ -62,6 +62,11 @@ def test_the_docstrings_examples_run(module):
     assert results.failed == 0
 
 
+def test_nothing_is_left_to_fill_in():
+    assert "@@" not in README
+    assert "TODO" not in README
+
+
 def test_its_pictures_are_there():
     for path in re.findall(r"!\[.*?\]\((.+?)\)", README):
         assert (ROOT / path).stat().st_size > 10_000

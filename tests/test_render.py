@@ -229,16 +229,19 @@ def test_overlay_follows_its_formula_at_native_resolution(colormap, opacity):
 
 @pytest.mark.parametrize("opacity", [0.0, 0.6, 1.0])
 def test_a_signed_overlay_is_red_above_zero_blue_below_and_clear_at_zero(opacity):
-    image = np.full((1, 3, 3), 0.5, np.float32)
-    below, middle, above = overlay(
-        image, np.array([[0.0, 0.5, 1.0]], np.float32), colormap=SIGNED_COLORMAP, opacity=opacity, signed=True
-    )[0]
+    image, values = np.full((1, 256, 3), 0.5, np.float32), np.linspace(0, 1, 256, dtype=np.float32)
+    pixels = overlay(image, values[None], colormap=SIGNED_COLORMAP, opacity=opacity, signed=True)[0]
     colours = cmap.Colormap(SIGNED_COLORMAP).lut(256)[:, :3]
-    for pixel, colour in ((below, colours[0]), (above, colours[-1])):
-        np.testing.assert_allclose(pixel, 0.5 * (1 - opacity) + opacity * colour, atol=0.01)
-    np.testing.assert_allclose(middle, colours[128] if opacity == 1 else image[0, 1], atol=0.01)
-    assert colours[-1][0] > 2 * colours[-1][2]
-    assert colours[0][2] > 2 * colours[0][0]
+    most = opacity * (2 - opacity)
+    for place in (0, 255):
+        np.testing.assert_allclose(pixels[place], 0.5 * (1 - most) + most * colours[place], atol=0.01)
+    np.testing.assert_allclose(pixels[127:129], 0.5, atol=0.07 * opacity)
+    if opacity:
+        strength = np.abs(pixels - 0.5).max(1)
+        assert (np.diff(strength[:128]) < 0.01).all()  # never an edge on the way to zero
+        assert (np.diff(strength[128:]) > -0.01).all()
+        assert (pixels[:120, 2] > pixels[:120, 0]).all()
+        assert (pixels[136:, 0] > pixels[136:, 2]).all()
 
 
 def test_a_signed_panel_is_drawn_around_zero():
