@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -60,9 +60,10 @@ def copied(batch: Any) -> Any:
     """A batch that can be written to without a trace in this one."""
     if isinstance(batch, Tensor):
         return batch.detach().clone()
-    if isinstance(batch, np.ndarray):
-        return batch.copy()
-    return _rebuilt(batch, [copied(part.value) for part in _parts(batch)])
+    if isinstance(batch, _ATOMS):
+        return batch
+    parts = _parts(batch)
+    return _rebuilt(batch, [copied(part.value) for part in parts]) if parts else deepcopy(batch)
 
 
 def single_images(batch: Any, chosen: Sequence[int] | None = None) -> list[Any]:

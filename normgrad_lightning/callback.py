@@ -188,7 +188,14 @@ class NormGradCallback(Callback):
     def state_key(self) -> str:
         """Tells callbacks of one Trainer that look at different things apart, in a checkpoint."""
         return self._generate_state_key(
-            layers=self.layers, target=self.target, images=self.images, per_image=self.per_image, epsilon=self.epsilon
+            layers=self.layers,
+            target=self.target,
+            images=self.images,
+            order1_maps=self.order1_maps,
+            epsilon=self.epsilon,
+            per_image=self.per_image,
+            second_order=self.second_order,
+            factorised=self.factorised,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -315,13 +322,17 @@ class NormGradCallback(Callback):
             "token_grid": self.token_grid,
             "channels_last": self.channels_last,
         }
-        batches, num_images = [batch], self.num_images if self.images == "first" else None
-        if self.per_image:
-            self._chosen = self._choose_beforehand(loss, module, batch, options)
-            batches, num_images = single_images(batch, self._chosen), None
+        loss.check(module)
         try:
             layers = recorder.layers if self.layers == AUTO else self.layers
-            layers = layers or trained_layers(module, loss, batches[0], **options)
+            if self.per_image:
+                first = single_images(batch, [0])[0]
+                layers = layers or trained_layers(module, loss, first, **options)
+                self._chosen = self._choose_beforehand(loss, module, batch, layers, options)
+                batches, num_images = single_images(batch, self._chosen), None
+            else:
+                layers = layers or trained_layers(module, loss, batch, **options)
+                batches, num_images = [batch], self.num_images if self.images == "first" else None
             settings = Settings(self.epsilon / loss.scale, self.second_order, self.factorised)
             result = run_passes(
                 module, loss, batches, layers, self.order1_maps, settings, num_images=num_images, **options
@@ -336,10 +347,15 @@ class NormGradCallback(Callback):
         self._order1 = result._replace(maps=maps)
 
     def _choose_beforehand(
-        self, loss: TrainingLoss, module: LightningModule, batch: Any, options: dict[str, Any]
+        self,
+        loss: TrainingLoss,
+        module: LightningModule,
+        batch: Any,
+        layers: str | Sequence[str],
+        options: dict[str, Any],
     ) -> list[int]:
         """The places in the batch of the images to show, before training has seen it."""
-        maps = order0_maps(module, loss, batch, self.layers, **options) if self.images == "hardest" else {}
+        maps = order0_maps(module, loss, batch, layers, **options) if self.images == "hardest" else {}
         return self._choose_images(maps, batch_size(batch)).tolist()
 
     def _take_order1(self) -> bool:

@@ -1,7 +1,6 @@
 """What a pass of our own could disturb, and how each of these is kept out of its way. All of it is here.
 
-- Weights: a pass runs on stand-ins (aliases, or copies where it may write to them), so the weights, their `.grad` and
-  hooks on them, such as those of DDP, stay untouched.
+- Weights: a pass runs on copies, so the weights, their `.grad` and hooks on them, such as those of DDP, stay untouched.
 - Buffers (BatchNorm's statistics, counters, queues): a pass runs on clones.
 - Python attributes of the model, of its modules and of what these hold (counters, lists, dicts, metrics, meters,
   arrays, tensors that are no buffers, networks hidden in lists): put back after each pass, in place, so that whoever
@@ -12,7 +11,8 @@
   if nothing had been drawn. So all passes of an event see the same random numbers, too.
 - Compiled code: a pass runs eagerly, so that nothing is compiled for it.
 
-Nobody can take back what a pass does outside of all this: files, prints, globals, other processes.
+Nobody can take back what a pass does outside of all this: files, prints, globals, other processes, data modules; nor
+what it draws from an iterator that the model holds.
 """
 
 from __future__ import annotations
@@ -65,14 +65,17 @@ class Sandbox:
         self._state = _PythonState(model)
 
     def run(self, function: Callable[[nn.Module], Any], parameters: Mapping[str, Tensor] | None = None) -> Any:
-        """`function(model)`, with these tensors in place of the parameters; by default, with detached aliases."""
+        """`function(model)`, with these tensors in place of the parameters; by default, with copies."""
         given = parameters or {}
-        stand_ins = {id(p): given[name] if name in given else p.detach() for name, p in self._parameters.items()}
+        stand_ins = {
+            id(p): given[name] if name in given else p.detach().clone() for name, p in self._parameters.items()
+        }
         stand_ins |= {id(b): b.clone() for b in self._buffers}
         try:
             with (
                 _leaves_in_eval(self._state.modules),
                 _grads_aside(self._state.leaves),
+                _hooks_kept(self._state.modules),
                 _preserved_rng(self._gpus),
                 _eager(),
                 _no_attention_fast_path(),
@@ -84,13 +87,19 @@ class Sandbox:
             self._state.restore()
 
 
+def held_iterators(model: nn.Module) -> list[str]:
+    """The kinds of iterators that a model holds: what is drawn from them cannot be put back."""
+    return _PythonState(model).iterators
+
+
 @contextmanager
 def _leaves_in_eval(modules: list[nn.Module]) -> Iterator[None]:
     """Modules without children in eval mode inside; the mode each one had, after.
 
-    The others keep theirs: a detector gives a loss in train mode only. Attention has a child, but drops out by itself.
+    The others keep theirs: a detector gives a loss in train mode only. Attention has a child, but drops out by itself,
+    and a BatchNorm may have been given some.
     """
-    leaves = [m for m in modules if not m._modules or isinstance(m, nn.MultiheadAttention)]
+    leaves = [m for m in modules if not m._modules or isinstance(m, _ACTS_BY_ITSELF)]
     modes = [(module, module.training) for module in modules]
     try:
         for module in leaves:
@@ -120,6 +129,20 @@ def _grads_aside(leaves: list[Tensor]) -> Iterator[None]:
     finally:
         for leaf, grad in grads:
             leaf.grad = grad
+
+
+@contextmanager
+def _hooks_kept(modules: list[nn.Module]) -> Iterator[None]:
+    """Hooks that come or go inside are gone or back, after."""
+    hooks = [vars(module).get(kind) for module in modules for kind in _HOOKS]
+    before = [(of_module, dict(of_module)) for of_module in hooks if of_module is not None]
+    try:
+        yield
+    finally:
+        for of_module, known in before:
+            if of_module.keys() != known.keys():
+                of_module.clear()
+                of_module.update(known)
 
 
 @contextmanager
@@ -178,9 +201,11 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+_ACTS_BY_ITSELF = (nn.MultiheadAttention, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _ATOMS = (str, bytes, bool, int, float, complex, type(None), type, torch.dtype, torch.device, torch.Size)
-_CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_CODE = (BuiltinFunctionType, ModuleType)
 _LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 _LOGGING = {"tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "aim", "neptune", "clearml"}
 _LIVES_BY_ITSELF = {"torch"} | _LIGHTNING | _LOGGING
@@ -194,6 +219,7 @@ class _PythonState:
 
     def __init__(self, model: nn.Module) -> None:
         self.modules: list[nn.Module] = []
+        self.iterators: list[str] = []
         self.leaves: list[Tensor] = list(model.parameters())
         self._restores: list[Restore] = [_requires_grad(parameter) for parameter in self.leaves]
         self._kept: dict[int, Any] = {}
@@ -241,11 +267,28 @@ class _PythonState:
             self._waiting.extend(value.ravel() if value.dtype == object else ())
         elif (generator := _generator(value)) is not None:
             self._restores.append(generator)
+        elif isinstance(value, FunctionType | MethodType | partial):
+            self._keep_code(value)
         elif isinstance(value, dict | list | deque | set | tuple | frozenset | bytearray):
             self._keep_container(value)
             self._keep_attributes(value)
+        elif hasattr(type(value), "__next__"):
+            self.iterators.append(type(value).__name__)
         elif _is_plain(type(value)):  # type: ignore[arg-type]
             self._keep_attributes(value)
+
+    def _keep_code(self, value: Any) -> None:
+        """What a bound method, a partial function or a closure holds."""
+        if isinstance(value, MethodType):
+            self._waiting.append(value.__self__)
+        elif isinstance(value, partial):
+            self._waiting += [value.func, value.args, value.keywords]
+        else:
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # it may be empty
+                    before = cell.cell_contents
+                    self._restores.append(partial(setattr, cell, "cell_contents", before))
+                    self._waiting.append(before)
 
     def _keep_container(self, value: Any) -> None:
         if isinstance(value, dict):

@@ -126,7 +126,7 @@ def auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **options: 
 
 def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **options: Any) -> list[str]:
     """What `"auto"` takes in training: of the layers that the gradient reaches, as weights may be frozen."""
-    stand_ins = {name: p.detach().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
+    stand_ins = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
 
     def loss_and_backward(stand_in: nn.Module) -> None:
         loss = loss_fn(stand_in, copied(batch))
@@ -137,6 +137,8 @@ def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **option
 
     with torch.enable_grad(), own_pass(), NormGrad(model, AUTO, **options) as recorder:
         Sandbox(model).run(loss_and_backward, stand_ins)
+    if not recorder.layers:
+        raise ValueError(f"`layers`: {' '.join(recorder.new_problems()) or 'no layer was seen at work.'}")
     return recorder.layers
 
 

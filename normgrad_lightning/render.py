@@ -187,7 +187,7 @@ def overlay(
 
     A signed map, whose zero is at v = 0.5, is strong at both ends and clear in the middle. With s = abs(2v - 1)::
 
-        α = opacity * (2 - opacity) * sqrt(s)
+        α = opacity * (2 - opacity) * s ** 0.75
 
     and the pale colours in the middle of the colour map are left out: they would draw an edge along every zero.
 
@@ -216,7 +216,7 @@ def _paint(colormap: str, opacity: float, signed: bool) -> tuple[Picture, Pictur
     if signed:
         signs, strength = np.sign(values - 0.5), np.abs(2.0 * values - 1.0)
         colours = colours[np.rint(127.5 + signs * (_PALE + (127.5 - _PALE) * strength)).astype(int)]
-        alpha = (opacity * (2.0 - opacity) * np.sqrt(strength)).astype(np.float32)
+        alpha = (opacity * (2.0 - opacity) * strength**0.75).astype(np.float32)
     else:
         alpha = (opacity ** (2.0 - values)).astype(np.float32)
     return 1.0 - alpha, alpha[:, None] * colours

@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from normgrad_lightning.isolation import NoCollectives
+from normgrad_lightning.isolation import NoCollectives, held_iterators
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -77,6 +78,16 @@ class TrainingLoss:
         self._trainer = trainer
         self._batch_idx = batch_idx
 
+    def check(self, module: LightningModule) -> None:
+        """Raise if a step could not be undone."""
+        iterators = held_iterators(module) if self.name != METHOD else []
+        if iterators:
+            raise ValueError(
+                f"`training_step`: expected a step that can be run again, but the module holds an iterator "
+                f"({', '.join(iterators)}), and what a step draws from it cannot be put back. "
+                f"Write a method `{METHOD}(self, batch)` that returns the loss and draws nothing."
+            )
+
     def __call__(self, module: Any, batch: Any) -> Tensor:
         """The loss of the batch, times `scale`."""
         alone: AbstractContextManager[Any] = NoCollectives() if self._trainer.world_size > 1 else nullcontext()
@@ -113,20 +124,22 @@ def _described(output: Any) -> str:
 
 @contextmanager
 def _silenced(module: Any, trainer: Trainer) -> Iterator[None]:
-    """What the module and LightningModules inside it log and print goes nowhere."""
+    """What the module logs, prints and does to optimizers and schedulers goes nowhere."""
     own = [vars(part) for part in module.modules() if "_trainer" in vars(part)]
-    before = [dict(attributes) for attributes in own]
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    schedulers = [vars(config.scheduler) for config in trainer.lr_scheduler_configs]
+    kept = [(attributes, dict(attributes)) for attributes in (*own, *groups, *schedulers)]
     replaced = {**dict.fromkeys(_SILENT_METHODS, _do_nothing), "_trainer": _QuietTrainer(trainer)}
     try:
         for attributes in own:
             attributes.update(replaced)
         yield
     finally:
-        for attributes, known in zip(own, before, strict=True):
+        for attributes in own:
             for name in replaced:
                 attributes.pop(name, None)
-                if name in known:
-                    attributes[name] = known[name]
+        for attributes, before in kept:
+            attributes.update(before)
 
 
 def _do_nothing(*_: object, **__: object) -> None:
@@ -134,20 +147,51 @@ def _do_nothing(*_: object, **__: object) -> None:
 
 
 class _Nowhere:
-    """A logger, an experiment, or whatever else one could want of them: takes everything and does nothing."""
+    """A logger, an experiment, or whatever else one could want of them: takes everything and does nothing.
 
-    def __getattr__(self, name: str) -> _Nowhere:
+    Args:
+        real: whose plain values, such as names and folders, can be read.
+    """
+
+    def __init__(self, real: Any = None) -> None:
+        vars(self)["_real"] = real
+
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self
+        value = None if name == "experiment" else getattr(vars(self)["_real"], name, None)  # that may begin one
+        if isinstance(value, dict):
+            return dict(value)
+        return value if isinstance(value, str | int | float | PurePath) else _Nowhere()
 
     def __call__(self, *_: object, **__: object) -> _Nowhere:
-        return self
+        return _Nowhere()
 
     def __getitem__(self, _: object) -> _Nowhere:
-        return self
+        return _Nowhere()
 
     def __setitem__(self, *_: object) -> None:
+        pass
+
+    def __setattr__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __contains__(self, _: object) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> _Nowhere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -155,7 +199,7 @@ class _QuietTrainer:
     """The Trainer, but without loggers; what is set on it is forgotten."""
 
     def __init__(self, trainer: Trainer) -> None:
-        loggers = [_Nowhere() for _ in trainer.loggers]
+        loggers = [_Nowhere(logger) for logger in trainer.loggers]
         vars(self).update(_trainer=trainer, loggers=loggers, logger=loggers[0] if loggers else None, print=_do_nothing)
 
     def __getattr__(self, name: str) -> Any:

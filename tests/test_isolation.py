@@ -1,9 +1,11 @@
 """A pass of our own leaves no trace: not in weights, buffers, python state, modes, random numbers or compiled code."""
 
+import itertools
 import random
 import socket
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.nn.utils import parametrizations
 
-from normgrad_lightning.isolation import NoCollectives, Sandbox, current_pass, own_pass
+from normgrad_lightning.isolation import NoCollectives, Sandbox, current_pass, held_iterators, own_pass
 
 
 class Net(nn.Module):
@@ -80,20 +82,81 @@ def test_weights_may_be_written_to_where_they_are_copies():
     assert all(a is b and a.requires_grad for a, b in zip(real, model.parameters(), strict=True))
 
 
-def test_by_default_weights_are_aliases_that_ask_for_no_gradient_and_a_write_to_them_is_real():
-    """Documents the price of not copying them: whoever writes to weights has to hand in copies."""
+def test_by_default_weights_are_copies_that_ask_for_no_gradient():
     model = Net()
+    before = snapshot(model)
 
     def write(m):
         assert not any(p.requires_grad for p in m.parameters())
         m.head.weight.fill_(7)
         m.head.bias = nn.Parameter(torch.ones(2))
 
-    bias = model.head.bias
     Sandbox(model).run(write)
-    assert (model.head.weight == 7).all()
+    assert unchanged(model, before)
     assert model.head.weight.requires_grad
-    assert model.head.bias is bias
+
+
+def test_hooks_that_come_and_go_inside_are_gone_and_back():
+    model, kept = Net(), []
+    handle = model.head.register_forward_hook(lambda *_: kept.append(1))
+
+    def change(m):
+        handle.remove()
+        m.head.register_forward_pre_hook(lambda *_: kept.append(2))
+        m.body.register_forward_hook(lambda *_: kept.append(3))
+
+    Sandbox(model).run(change)
+    model(x())
+    assert kept == [1]
+
+
+def closure():
+    state, total = {"calls": 0}, 0
+
+    def call():
+        nonlocal total
+        state["calls"] += 1
+        total += 1
+        return state["calls"], total
+
+    return call
+
+
+class Augmentation:
+    calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.calls
+
+
+@pytest.mark.parametrize(
+    "make", [closure, lambda: Augmentation().__call__, lambda: partial(Augmentation()), lambda: partial(closure())]
+)
+def test_what_methods_partials_and_closures_hold_comes_back(make):
+    model = Net(augment=make())
+    sandbox = Sandbox(model)
+    first = sandbox.run(lambda m: m.augment())
+    assert sandbox.run(lambda m: m.augment()) == first == model.augment()
+
+
+@pytest.mark.parametrize(
+    "iterator", [iter([1]), itertools.count(), (i for i in range(3))], ids=["list", "count", "own"]
+)
+def test_iterators_are_named(iterator):
+    assert held_iterators(Net(it=[iterator])) == [type(iterator).__name__]
+    assert held_iterators(Net()) == []
+
+
+def test_a_batch_norm_with_children_runs_in_eval_mode():
+    class NormAct(nn.BatchNorm2d):
+        def __init__(self):
+            super().__init__(2)
+            self.act = nn.ReLU()
+
+    model = nn.Sequential(NormAct())
+    assert Sandbox(model).run(lambda m: m[0].training) is False
+    assert model[0].training
 
 
 def test_the_stand_ins_get_the_gradient_and_nothing_else_does():

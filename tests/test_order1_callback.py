@@ -462,6 +462,76 @@ def test_a_batch_that_cannot_be_cut_is_told(tmp_path):
     assert callback.order1
 
 
+class Momentum(type(lit())):
+    """The step moves a teacher's weights, its learning rate and its batch; asks its logger; and hooks a layer once."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = ResNet()
+        self.hooked = False
+
+    def training_step(self, batch, batch_idx):
+        for mine, theirs in zip(self.net.parameters(), self.teacher.parameters(), strict=True):
+            theirs.data.mul_(0.9).add_(mine.data, alpha=0.1)
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.9
+        self.lr_schedulers().step()
+        if not self.hooked:
+            self.net.stem.register_forward_hook(lambda _, args, output: output * 1.1)
+            self.hooked = True
+        assert "lr" not in self.logger.hparams
+        assert list(self.logger.hparams) == []
+        assert str(self.logger.log_dir)
+        batch.images.mul_(1.1)
+        batch.labels = batch.labels.flip(0)
+        return F.mse_loss(self.net(batch.images), self.teacher(batch.images)) + self.net(batch.images)[:, 0].mean()
+
+
+class Own:
+    """A batch of a class of one's own."""
+
+    def __init__(self, items):
+        self.images, self.labels = map(torch.stack, zip(*items, strict=True))
+
+    def to(self, device):
+        return self
+
+
+@pytest.mark.parametrize("images", ["first", "hardest"])
+def test_steps_that_move_more_than_the_weights_keep_every_bit(tmp_path, images):
+    runs = []
+    for callbacks in ([], [watching(per_image=False, images=images, on_error="raise")]):
+        pytorch_lightning.seed_everything(1, verbose=False)
+        module = Momentum()
+        loader = DataLoader(TensorDataset(*batch(24)), batch_size=4, collate_fn=Own)
+        trainer = fit(module, callbacks, tmp_path, loader=loader)
+        hooks = [len(m._forward_hooks) for m in module.modules()]
+        runs.append([list(module.state_dict().values()), trainer.optimizers[0].state_dict()["param_groups"], hooks])
+    assert _same(*runs)
+    assert callbacks[0].order1["contrast"]
+
+
+def test_a_module_that_holds_an_iterator_is_told(tmp_path):
+    class Draws(type(lit())):
+        def __init__(self):
+            super().__init__()
+            self.unlabelled = iter(data())
+
+    with pytest.warns(UserWarning, match="the module holds an iterator .*Write a method `normgrad_loss"):
+        fit(Draws(), [watching()], tmp_path)
+    Draws.normgrad_loss = lambda self, batch: F.cross_entropy(self.net(batch[0]), batch[1])
+    callback = watching(on_error="raise")
+    fit(Draws(), [callback], tmp_path)
+    assert callback.order1
+
+
+def test_two_callbacks_that_differ_in_an_order1_flag_run_side_by_side(tmp_path):
+    callbacks = [watching(on_error="raise", factorised=factorised) for factorised in (True, False)]
+    fit(lit(), callbacks, tmp_path, limit_train_batches=2)
+    first, second = (callback.order1["order1"]["net.stage3"] for callback in callbacks)
+    assert not torch.equal(first, second)
+
+
 @dataclass
 class Sample:
     image: torch.Tensor
