@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-DEMO = Path(__file__).parent.parent / "examples" / "01_where_does_it_learn.py"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+DEMO = EXAMPLES / "01_where_does_it_learn.py"
 
 
 @pytest.mark.slow
@@ -41,3 +42,20 @@ def test_the_signal_moves_onto_the_objects(tmp_path):
     events.Reload()
     assert len(events.Tags()["images"]) == 4
     assert "Warning" not in run.stderr
+
+
+def test_two_objects_are_measured_at_every_depth(tmp_path):
+    script = EXAMPLES / "02_what_helps_and_what_hurts.py"
+    options = ["--epochs", "1", "--images", "256", "--pairs", "12", "--epsilon", "0.005", "--out", "out"]
+    run = subprocess.run([sys.executable, str(script), *options], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    interval = r"\s+([+-]?[\d.]+) \[([+-]?[\d.]+), ([+-]?[\d.]+)\]"
+    rows = re.findall(rf"^(stem\.2|stage\d){interval * 4}$", run.stdout, flags=re.MULTILINE)
+    assert [row[0] for row in rows] == ["stem.2", "stage1", "stage2", "stage3"]
+    for row in rows:
+        figures = list(map(float, row[1:]))
+        for mean, low, high in (figures[i : i + 3] for i in range(0, 12, 3)):
+            assert low <= mean <= high
+        assert abs(figures[0] - 50) < 3
+    assert rows[-1][1:4] == ("50.0", "50.0", "50.0")  # before an average pool, order 0 cannot see the label
+    assert Image.open(tmp_path / "out" / "helps_and_hurts.png").width > 900
