@@ -13,20 +13,18 @@ It takes about a minute on two CPU cores and needs nothing but the package. See 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from classifier import POOLINGS, ShapeClassifier, classification_loss, quiet_lightning
+from classifier import HELD_OUT, ShapeClassifier, add_options, classification_loss, quiet_lightning, train
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.loggers import TensorBoardLogger
 from shapes import CLASSES, Pictures, ShapesDataset, normalise
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from normgrad_lightning import NormGradCallback, order0_maps
 from normgrad_lightning.render import input_tiles, overlay, scale_maps
@@ -34,7 +32,6 @@ from normgrad_lightning.render import input_tiles, overlay, scale_maps
 Maps = dict[str, Tensor]
 """The map `(N, h, w)` of each layer, in the order of the network."""
 
-HELD_OUT = 512  # pictures that the network never learns from
 MEASURED = 256  # of these, the ones whose maps are compared with the objects
 
 
@@ -62,30 +59,23 @@ def share_on_object(maps: Tensor, masks: Tensor) -> float:
     return (on_object[total > 0] / total[total > 0]).mean().item()
 
 
-def train(model: ShapeClassifier, training: ShapesDataset, held_out: ShapesDataset, args: argparse.Namespace) -> float:
+def train_watched(model: ShapeClassifier, args: argparse.Namespace) -> float:
     """Train the model, with the callback watching, and return its accuracy on the held-out pictures."""
-    batches = len(training) // args.batch_size
+    batches = args.images // args.batch_size
     callback = NormGradCallback(
         every_n_steps=max(1, args.epochs * batches // 10),  # ten panels: as many as TensorBoard keeps
         mean=ShapesDataset.mean,
         std=ShapesDataset.std,
     )
-    trainer = pl.Trainer(
+    return train(
+        model,
+        args.images,
+        args.batch_size,
+        args.seed,
         max_epochs=args.epochs,
-        accelerator="cpu",
         logger=TensorBoardLogger(args.out, name="shapes"),
         callbacks=[callback, TQDMProgressBar(refresh_rate=10)],
-        log_every_n_steps=10,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
     )
-    trainer.fit(
-        model,
-        DataLoader(training, args.batch_size, shuffle=True, drop_last=True),
-        DataLoader(held_out, args.batch_size),
-    )
-    return trainer.callback_metrics["val_accuracy"].item()
 
 
 def table(start: Maps, end: Maps, masks: Tensor) -> str:
@@ -143,12 +133,7 @@ def parse_args() -> argparse.Namespace:
         description="Train a small network on drawn shapes and measure how much of its training signal is on them.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--epochs", type=int, default=7, help="passes over the training pictures")
-    parser.add_argument("--images", type=int, default=4096, help="training pictures to draw")
-    parser.add_argument("--batch-size", type=int, default=32, help="pictures per step")
-    parser.add_argument("--pooling", choices=POOLINGS, default="average", help="plain average, or generalised mean")
-    parser.add_argument("--seed", type=int, default=0, help="of the pictures and of the network")
-    parser.add_argument("--out", type=Path, default=Path("normgrad_demo"), help="folder for logs and the sheet")
+    add_options(parser, epochs=7)
     return parser.parse_args()
 
 
@@ -158,13 +143,12 @@ def main() -> None:
     quiet_lightning()
     pl.seed_everything(args.seed, verbose=False)
     print(f"Drawing {args.images + HELD_OUT} pictures ...")
-    training = ShapesDataset(args.images, seed=2 * args.seed)
     held_out = ShapesDataset(HELD_OUT, seed=2 * args.seed + 1)
     measured = Pictures(*(part[:MEASURED] for part in held_out.pictures))
 
     model = ShapeClassifier(args.pooling)
     start = maps_of(model, measured)
-    accuracy = train(model, training, held_out, args)
+    accuracy = train_watched(model, args)
     end = maps_of(model, measured)
 
     chosen = one_of_each_class(measured.labels)

@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from classifier import POOLINGS, ShapeClassifier, classification_loss, quiet_lightning
+from classifier import ShapeClassifier, add_options, classification_loss, quiet_lightning, train
 from PIL import Image, ImageDraw, ImageFont
 from pytorch_lightning.callbacks import TQDMProgressBar
-from shapes import CLASSES, Pairs, ShapesDataset, make_pairs, normalise
+from shapes import CLASSES, Pairs, make_pairs, normalise
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from normgrad_lightning import functional as NF
 from normgrad_lightning import order0_maps, order1_maps
@@ -147,26 +145,6 @@ def _as_image(picture: object) -> Image.Image:
     return Image.fromarray((picture * 255 + 0.5).clip(0, 255).astype("uint8"))
 
 
-def train(model: ShapeClassifier, args: argparse.Namespace) -> float:
-    """Train as in the first example, on pictures of one object, and return the accuracy on others."""
-    training, held_out = ShapesDataset(args.images, seed=2 * args.seed), ShapesDataset(512, seed=2 * args.seed + 1)
-    trainer = pl.Trainer(
-        max_epochs=args.epochs,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[TQDMProgressBar(refresh_rate=10)],
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-    trainer.fit(
-        model,
-        DataLoader(training, args.batch_size, shuffle=True, drop_last=True),
-        DataLoader(held_out, args.batch_size),
-    )
-    return trainer.callback_metrics["val_accuracy"].item()
-
-
 def parse_args() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
@@ -175,12 +153,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--pairs", type=int, default=256, help="pictures with two objects")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[5e-4, 5e-3, 5e-2], help="sizes of the inner step")
-    parser.add_argument("--epochs", type=int, default=14, help="passes over the training pictures")
-    parser.add_argument("--images", type=int, default=4096, help="training pictures to draw")
-    parser.add_argument("--batch-size", type=int, default=32, help="pictures per step")
-    parser.add_argument("--pooling", choices=POOLINGS, default="average", help="plain average, or generalised mean")
-    parser.add_argument("--seed", type=int, default=0, help="of the pictures and of the network")
-    parser.add_argument("--out", type=Path, default=Path("normgrad_demo"), help="folder for the sheet")
+    add_options(parser, epochs=14)
     return parser.parse_args()
 
 
@@ -190,7 +163,10 @@ def main() -> None:
     quiet_lightning()
     pl.seed_everything(args.seed, verbose=False)
     model = ShapeClassifier(args.pooling)
-    accuracy = train(model, args)
+    bar = TQDMProgressBar(refresh_rate=10)
+    accuracy = train(
+        model, args.images, args.batch_size, args.seed, max_epochs=args.epochs, logger=False, callbacks=[bar]
+    )
     model.eval()
     pairs = make_pairs(args.pairs, seed=1000 + args.seed)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from shapes import CLASSES
+from shapes import CLASSES, ShapesDataset
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+HELD_OUT = 512  # pictures that the network never learns from
 
 
 class GeneralisedMeanPool(nn.Module):
@@ -91,6 +97,31 @@ def classification_loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
     """Return the mean cross-entropy: what the network is trained with, and what its maps are about."""
     images, labels = batch
     return F.cross_entropy(model(images), labels)
+
+
+def train(model: ShapeClassifier, images: int, batch_size: int, seed: int, **options: Any) -> float:
+    """Train on drawn pictures, and return the accuracy on others; `options` are the Trainer's."""
+    training, held_out = ShapesDataset(images, seed=2 * seed), ShapesDataset(HELD_OUT, seed=2 * seed + 1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        log_every_n_steps=10,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+    trainer.fit(model, DataLoader(training, batch_size, shuffle=True, drop_last=True), DataLoader(held_out, batch_size))
+    return trainer.callback_metrics["val_accuracy"].item()
+
+
+def add_options(parser: argparse.ArgumentParser, epochs: int) -> None:
+    """Add the options of the training, and of where to write."""
+    parser.add_argument("--epochs", type=int, default=epochs, help="passes over the training pictures")
+    parser.add_argument("--images", type=int, default=4096, help="training pictures to draw")
+    parser.add_argument("--batch-size", type=int, default=32, help="pictures per step")
+    parser.add_argument("--pooling", choices=POOLINGS, default="average", help="plain average, or generalised mean")
+    parser.add_argument("--seed", type=int, default=0, help="of the pictures and of the network")
+    parser.add_argument("--out", type=Path, default=Path("normgrad_demo"), help="folder for logs and sheets")
 
 
 def quiet_lightning() -> None:

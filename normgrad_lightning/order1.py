@@ -94,8 +94,8 @@ def order1_maps(
             step as many times longer.
         adversarial: what would degrade the model, instead of what training on the image needs.
         factorised: takes the activation to be the same in all passes; False: the norm of the whole sum of products.
-        second_order: False leaves the Hessian term out, which halves the passes: it is a few percent at the default
-            `epsilon`, and more the larger `epsilon` is. The map is then that of order 0 after the inner step.
+        second_order: False leaves the Hessian term out, which halves the passes: it is small at the default `epsilon`,
+            and grows with it. The map is then that of order 0 after the inner step.
         per_image: each image takes an inner step of its own, as in the paper; False: the batch takes one together,
             which is the step that training is about to take, at a fraction of the cost. Raw values of the two scale
             differently: a mean over N images divides those of the batch by N.
