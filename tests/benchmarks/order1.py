@@ -40,7 +40,9 @@ def passes(model: nn.Module, batches: list[tuple[Tensor, Tensor]], layers: list[
     run_passes(model, loss_fn, batches, layers, kinds, Settings(**options))
 
 
-def measure(name: str, size: int, batch_size: int, rounds: int, training: bool) -> dict[str, dict[str, float]]:
+def measure(
+    name: str, size: int, batch_size: int, rounds: int, training: bool, maps: str
+) -> dict[str, dict[str, float]]:
     """Ratios and memory for one network."""
     torch.manual_seed(0)
     model = MODELS[name]().train(training)
@@ -57,8 +59,10 @@ def measure(name: str, size: int, batch_size: int, rounds: int, training: bool) 
         "batch, 7 passes": lambda: passes(model, [batch], layers, both=True),
         "image, 7 passes": lambda: passes(model, images, layers, both=True),
     }
-    times = take_turns(variants, rounds)
-    figures = {v: ratio(times, v, v.split(",")[0] + ", plain") for v in variants if "passes" in v}
+    wanted = [variant for variant in variants if "passes" in variant and maps in variant]
+    units = {variant.split(",")[0] + ", plain" for variant in wanted}
+    times = take_turns({v: run for v, run in variants.items() if v in units or v in wanted}, rounds)
+    figures = {v: ratio(times, v, v.split(",")[0] + ", plain") for v in wanted}
     small = batch[0][:1, :, :64, :64], batch[1][:1]
     for variant, figure in figures.items():
         options = {"second_order": "2" not in variant, "both": "7" in variant}
@@ -91,11 +95,14 @@ def main() -> None:
     options.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     options.add_argument("--batch-size", type=int, default=8, help="images")
     options.add_argument("--eval", action="store_true", help="measure in units of a pass in eval mode")
+    options.add_argument("--maps", default="", help="only those whose name contains this, as in 'batch, 4 passes'")
     args = options.parse_args()
     if args.quick:
         args.rounds, args.size, args.batch_size = 2, 64, 2
     torch.set_num_threads(args.threads)
-    figures = {name: measure(name, args.size, args.batch_size, args.rounds, not args.eval) for name in MODELS}
+    figures = {
+        name: measure(name, args.size, args.batch_size, args.rounds, not args.eval, args.maps) for name in MODELS
+    }
     rows = []
     for name, of_network in figures.items():
         count = of_network.pop("layers")["count"]
