@@ -326,8 +326,7 @@ class NormGradCallback(Callback):
         try:
             layers = recorder.layers if self.layers == AUTO else self.layers
             if self.per_image:
-                first = single_images(batch, [0])[0]
-                layers = layers or trained_layers(module, loss, first, **options)
+                layers = layers or trained_layers(module, loss, *single_images(batch, [0]), **options)
                 self._chosen = self._choose_beforehand(loss, module, batch, layers, options)
                 batches, num_images = single_images(batch, self._chosen), None
             else:

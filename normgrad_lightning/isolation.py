@@ -1,6 +1,7 @@
 """What a pass of our own could disturb, and how each of these is kept out of its way. All of it is here.
 
-- Weights: a pass runs on copies, so the weights, their `.grad` and hooks on them, such as those of DDP, stay untouched.
+- Weights: a pass runs on copies, so the weights and hooks on them, such as those of DDP, stay untouched. Their `.grad`
+  is taken off meanwhile: an optimizer that a pass reaches has nothing to step with.
 - Buffers (BatchNorm's statistics, counters, queues): a pass runs on clones.
 - Python attributes of the model, of its modules and of what these hold (counters, lists, dicts, metrics, meters,
   arrays, tensors that are no buffers, networks hidden in lists): put back after each pass, in place, so that whoever
@@ -9,7 +10,9 @@
   mode back.
 - Random numbers: torch (CPU and the model's GPUs), numpy and python, and generators that the model holds, continue as
   if nothing had been drawn. So all passes of an event see the same random numbers, too.
-- Compiled code: a pass runs eagerly, so that nothing is compiled for it.
+- Hooks on modules: those that come or go in a pass are gone or back.
+- Compiled code: a pass runs eagerly, so that nothing is compiled for it. Attention's fast path, which skips hooks, and
+  autocast's cache of weights are off.
 
 Nobody can take back what a pass does outside of all this: files, prints, globals, other processes, data modules; nor
 what it draws from an iterator that the model holds.

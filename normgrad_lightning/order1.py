@@ -87,7 +87,7 @@ def order1_maps(
         model: any module, its weights in float32 or float64: in half precision, an inner step is lost in rounding.
         loss_fn: `loss_fn(model, batch)`, a scalar.
         batch: whatever `loss_fn` takes; with `per_image`, it must be possible to take single images out of it.
-        layers: see `select_layers`; `"auto"` is decided in the first pass.
+        layers: see `select_layers`. `"auto"` takes one more forward pass, to decide.
         epsilon: size of the inner step. The paper's 0.0005 moves the maps a little; ten times as much shows the
             difference plainly, and at a hundred times the step has fitted the image and the gradients vanish. As
             `order1(s·loss, ε) = s · order1(loss, s·ε)`, a loss that is a sum over images instead of a mean takes a

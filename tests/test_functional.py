@@ -7,6 +7,7 @@ import re
 import pytest
 import reference
 import torch
+from benchmarks.harness import peak_bytes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -556,15 +557,7 @@ def test_autocast_does_not_reach_the_arithmetic(call, x_shape, g_shape, dtype):
 
 def peak_allocation(call):
     """Returns the most bytes that were live at once during the call, inside the operators too."""
-    call()  # what is allocated once and kept is no part of the price
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        result = call()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
+    peak, result = peak_bytes(call), call()
     assert peak >= result.numel() * result.element_size()  # the profiler did see the call
     return peak
 
