@@ -7,7 +7,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,12 +23,13 @@ from normgrad_lightning.checks import (
     check_grid,
     check_whole,
 )
-from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers
+from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled
 from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
 from normgrad_lightning.panels import Look, Panel
 from normgrad_lightning.passes import order0_maps, trained_layers
-from normgrad_lightning.training_loss import TrainingLoss, check_training_loss
+from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss
+from normgrad_lightning.watch import Live, Rehearsal, Watch, has_compiled_anything, must_rehearse
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -170,11 +171,13 @@ class NormGradCallback(Callback):
         self.skipped = 0
         self._look = look
         self._inputs_of: dict[str, Tensor | None] = {}
-        self._recorder: NormGrad | None = None
+        self._watch: Watch | None = None
         self._writers: list[PanelWriter] = []
         self._last_event: int | None = None
         self._last_order1: int | None = None
         self._order1: Order1 | None = None
+        self._order1_is_due = False
+        self._no_loss: NoLoss | None = None
         self._chosen: list[int] | None = None
         self._event: int | None = None
         self._loss_scale = 1.0
@@ -218,14 +221,14 @@ class NormGradCallback(Callback):
         """What a copy carries (as for spawned processes): nothing that belongs to this one's run."""
         of_the_trainer = ("log", "log_dict")  # it sets these to methods of the module
         own = {name: value for name, value in self.__dict__.items() if name not in of_the_trainer}
-        return {**own, "_recorder": None, "_writers": [], "_event": None, "_order1": None}
+        return {**own, "_watch": None, "_writers": [], "_event": None, "_order1": None}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find out where panels go, and whether order-1 passes can have the module's loss."""
         if stage != "fit" or not self.enabled:
             return
         if self.order1_every_n_steps is not None:
-            check_training_loss(trainer, pl_module)
+            check_training_loss(trainer, pl_module, "`order1_every_n_steps`: order-1 maps")
         if trainer.global_step == 0:
             self._last_event = self._last_order1 = None
         self._writers = []
@@ -235,51 +238,71 @@ class NormGradCallback(Callback):
                 self._warn_once(note)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the layers' names on every rank; put the hooks on at rank 0."""
+        """Check on every rank that the layers can be had; watch them on rank 0."""
         if not self.enabled:
             return
+        watch = self._choose_watch(trainer, pl_module)
+        self._watch = watch if trainer.is_global_zero else None
+
+    def _choose_watch(self, trainer: Trainer, pl_module: LightningModule) -> Watch | None:
+        """Training itself where it can be read, else a rehearsal; None, and a warning, if neither can be had."""
+        if must_rehearse(pl_module, self.layers, self.target):
+            try:
+                return self._rehearsal(trainer, pl_module)
+            except ValueError as error:
+                if self.layers != AUTO:
+                    raise
+                why = str(error)
+        else:
+            why = "Before torch 2.6, nothing in it can be read."
         if is_compiled(pl_module):
-            self._complain(
-                "NormGrad shows nothing: the whole module is compiled, and it does not look into compiled code."
-            )
-            return
-        if self.layers != AUTO:
-            match_layers(pl_module, self.layers, self.target)
-        if trainer.is_global_zero:
-            self._recorder = NormGrad(
-                pl_module,
-                self.layers,
-                self.num_images if self.images == "first" else None,
-                self.target,
-                token_grid=self.token_grid,
-                channels_last=self.channels_last,
-            )
-            self._recorder.enabled = False
-            self._recorder.attach()
+            self._complain(f"NormGrad shows nothing, for the whole module is compiled. {why}")
+            return None
+        return Live(pl_module, self.layers, **self._options_of_watch())
+
+    def _rehearsal(self, trainer: Trainer, pl_module: LightningModule) -> Rehearsal:
+        check_training_loss(trainer, pl_module, "`layers`: maps of layers inside of compiled code")
+        return Rehearsal(pl_module, self.layers, **self._options_of_watch())
+
+    def _options_of_watch(self) -> dict[str, Any]:
+        return {"num_images": self.num_images if self.images == "first" else None, **self._options()}
+
+    def _options(self) -> dict[str, Any]:
+        return {"target": self.target, "token_grid": self.token_grid, "channels_last": self.channels_last}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin an event if one is due: run the order-1 passes; from then on the hooks look at what passes."""
-        if self._recorder is None:
+        """Begin an event if one is due: run the order-1 passes, and look at the step that begins."""
+        if self._watch is None:
             return
         step = trainer.global_step
-        order1_is_due = _is_due(step, self.order1_every_n_steps, self._last_order1)
-        if not order1_is_due and not _is_due(step, self.every_n_steps, self._last_event):
+        self._order1_is_due = _is_due(step, self.order1_every_n_steps, self._last_order1)
+        if not self._order1_is_due and not _is_due(step, self.every_n_steps, self._last_event):
             return
-        self._order1, self._chosen = None, None
-        if order1_is_due:
-            self._last_order1 = step
+        self._event, self._order1, self._chosen, self._no_loss = step, None, None, None
+        self._saw_backward, self._loss_scale = False, 1.0
+        loss = TrainingLoss(trainer, pl_module, batch_idx)
+        if self._order1_is_due:
             whole = " on single images (`per_image=False` takes the batch whole)" if self.per_image else ""
             with self._guard(f"the order-1 passes{whole}"):
-                self._run_order1(self._recorder, TrainingLoss(trainer, pl_module, batch_idx), pl_module, batch)
-        self._event = step
-        self._saw_backward, self._loss_scale = False, 1.0
-        self._recorder.clear()
-        self._recorder.enabled = True
+                self._run_order1(self._watch, loss, pl_module, batch)
+        with self._guard("a rehearsal of the training step" if self._watch.rehearses else "attaching the hooks"):
+            self._begin_watch(self._watch, loss, pl_module, batch)
+
+    def _begin_watch(self, watch: Watch, loss: TrainingLoss, pl_module: LightningModule, batch: Any) -> None:
+        if watch.rehearses:
+            loss.check(pl_module)
+            self._loss_scale = 1.0 / loss.scale
+        try:
+            watch.begin(loss, batch)
+        except NoLoss as error:
+            self._no_loss = error
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note by how much this backward's gradients are scaled, before the scale changes."""
-        if self._event is not None:
-            self._saw_backward = True
+        if self._event is None or self._watch is None:
+            return
+        self._saw_backward = True
+        if not self._watch.rehearses:
             with self._guard("reading the loss scale"):
                 self._loss_scale = _loss_scale(trainer, pl_module)
 
@@ -287,44 +310,47 @@ class NormGradCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the event: take the maps, draw them, and hand them out."""
-        if self._event is None or self._recorder is None:
+        if self._event is None or self._watch is None:
             return
         step, self._event = self._event, None
-        self._recorder.enabled = False
-        if self._saw_backward or self._recorder.has_gradients:  # else the batch was skipped: the event waits
+        recorder = self._watch.end()
+        trained = self._saw_backward or (recorder is not None and recorder.has_gradients)
+        if trained:  # else the batch was skipped: the event waits
             self._last_event = step
+        if self._order1_is_due and (trained or self._order1 is not None):
+            self._last_order1 = step
+        if trained and self._no_loss is not None:
+            with self._guard("a pass of its own"):
+                raise self._no_loss
         with self._guard("reading the maps"):
-            taken = self._take_maps(self._recorder)
+            taken = recorder is not None and self._take_maps(recorder, trainer, pl_module)
             if self._take_order1() or taken:
                 self._announce(trainer)
                 self._show(step, order0=taken)
-        self._recorder.clear()
+        if recorder is not None:
+            recorder.clear()
         self._order1 = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the hooks off when training breaks off."""
-        self._detach()
+        self._stop()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the hooks off after training."""
-        self._detach()
+        """Forget the model after training."""
+        self._stop()
 
-    def _detach(self) -> None:
-        self._event = None
-        if self._recorder is not None:
-            self._recorder.detach()
-            self._recorder = None
+    def _stop(self) -> None:
+        self._event = self._order1 = None
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
-    def _run_order1(self, recorder: NormGrad, loss: TrainingLoss, module: LightningModule, batch: Any) -> None:
+    def _run_order1(self, watch: Watch, loss: TrainingLoss, module: LightningModule, batch: Any) -> None:
         """Make the order-1 maps of the images to show, on the weights that this batch's own step will use."""
-        options: dict[str, Any] = {
-            "target": self.target,
-            "token_grid": self.token_grid,
-            "channels_last": self.channels_last,
-        }
+        options = self._options()
         loss.check(module)
         try:
-            layers = recorder.layers if self.layers == AUTO else self.layers
+            layers = watch.layers if self.layers == AUTO else self.layers
             if self.per_image:
                 layers = layers or trained_layers(module, loss, *single_images(batch, [0]), **options)
                 self._chosen = self._choose_beforehand(loss, module, batch, layers, options)
@@ -338,6 +364,9 @@ class NormGradCallback(Callback):
             )
         except NotFinite:
             self._skip()
+            return
+        except NoLoss as error:
+            self._no_loss = error
             return
         maps = {
             kind: {name: m.cpu() / (1.0 if kind == "contrast" else loss.scale) for name, m in of_layers.items()}
@@ -380,10 +409,12 @@ class NormGradCallback(Callback):
             "`callback.skipped` counts them."
         )
 
-    def _take_maps(self, recorder: NormGrad) -> bool:
+    def _take_maps(self, recorder: NormGrad, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Read the recorder into `maps` and `inputs`; False if there is nothing to show."""
         self._numbers = {name: number for number, name in enumerate(recorder.layers)}
         maps = {name: m.cpu() * self._loss_scale for name, m in recorder.latest_maps().items()}
+        if not recorder.has_run and self._saw_backward:
+            self._rehearse_instead(trainer, pl_module)
         self._report(recorder, maps)
         if not all(bool(m.isfinite().all()) for m in maps.values()):
             self._skip()
@@ -407,16 +438,22 @@ class NormGradCallback(Callback):
         """Tell what cannot be read, and what there is nothing to see in, each once."""
         for problem in recorder.new_problems():
             self._complain(problem)
-        if not recorder.has_run and self._saw_backward:
-            self._complain(
-                "NormGrad saw no layer at work: hooks work only in layers that are called as `layer(x)`, not as "
-                "`layer.forward(x)`, and that are part of the model when training starts."
-            )
         for name in (name for name, m in maps.items() if not m.any()):
             self._warn_once(
                 f"NormGrad: the map of {name!r} is zero everywhere, so no gradient reaches its locations. At the first "
                 "step that is so if the head's weights start at zero; always, if the head reads a class token alone."
             )
+
+    def _rehearse_instead(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """No layer was seen at work: they may be in compiled functions, which a rehearsal runs eagerly."""
+        if isinstance(self._watch, Live) and has_compiled_anything():
+            with suppress(ValueError):
+                self._watch = self._rehearsal(trainer, pl_module)
+                return
+        self._complain(
+            "NormGrad saw no layer at work: hooks work only in layers that are called as `layer(x)`, not as "
+            "`layer.forward(x)`, and that are part of the model when training starts."
+        )
 
     def _choose_images(self, maps: Mapping[str, Tensor], count: int) -> Tensor:
         """The places in the batch of the images to show, of the first `count`."""
@@ -435,6 +472,8 @@ class NormGradCallback(Callback):
         where = " and ".join(writer.where for writer in self._writers)
         panels = f"panels go to {where}" if where else "without a logger there are no panels, only `callback.maps`"
         how = " (auto)" if self.layers == AUTO else ""
+        if self._watch is not None and self._watch.rehearses:
+            how += ", in a pass of its own for each event, as the model is compiled"
         log = logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad")
         log.info(f"NormGrad reads {', '.join(self._numbers)}{how}; {panels}.{self._about_order1()}")
 
@@ -458,6 +497,9 @@ class NormGradCallback(Callback):
                 for kind, maps in self.order1.items():
                     panels = self._look.panels(maps, dict.fromkeys(maps, self.order1_inputs), signed=kind == "contrast")
                     self._write(f"normgrad_{kind}{at}{of}", step, panels)
+        for writer in self._writers:
+            with self._guard(f"writing to {writer.where}"):
+                writer.flush()
 
     def _write(self, group: str, step: int, panels: Iterable[Panel]) -> None:
         for layer, encoded, height, width in panels:

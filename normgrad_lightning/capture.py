@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor
+from normgrad_lightning.isolation import runs_eagerly
 from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers, named_layers
 from normgrad_lightning.products import OuterProducts
 from normgrad_lightning.scout import Entry, Scout
@@ -85,10 +86,13 @@ class NormGrad:
             check_whole("num_images", num_images, 1, " None takes all.")
         check_grid(token_grid)
         check_flag("channels_last", channels_last, or_none=True)
-        if is_compiled(model):
-            raise ValueError("`model`: expected a module that is not compiled. Attach to it before you compile it.")
+        if is_compiled(model) and not runs_eagerly():
+            raise ValueError(
+                "`model`: expected a module that is not compiled, for nothing can be read inside of compiled code. "
+                "`order0_maps` runs it eagerly, in a pass of its own."
+            )
         self._layers = named_layers(model)
-        self._has_compiled_parts = any(map(is_compiled, model.modules()))
+        self._has_compiled_parts = not runs_eagerly() and any(map(is_compiled, model.modules()))
         self._auto = layers == AUTO
         self._names = list(self._layers) if self._auto else match_layers(model, layers, target)
         self._target = target

@@ -1,9 +1,13 @@
-"""Hooks that cannot harm their host: they never raise, own nothing, and copy and pickle as nothing."""
+"""Hooks that cannot harm their host: they never raise, own nothing, and copy and pickle as nothing.
+
+Compiled code does not see them: what they compute would become part of it, be fused with the rest, and change its bits.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
@@ -30,6 +34,8 @@ class Hook:
 
     def __call__(self, layer: nn.Module, *args: Any) -> None:
         """Forward the call; the return value None leaves everything as it is."""
+        if torch.compiler.is_dynamo_compiling():
+            return
         method = self._method()
         if method is None:
             return
@@ -39,17 +45,9 @@ class Hook:
             owner: Owner = method.__self__  # type: ignore[attr-defined]
             owner.failed(self._name, error)
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        """What is copied in its place."""
-        return _empty_hook, ()
-
-
-def no_hook(*_: object) -> None:
-    """Do nothing."""
-
-
-def _empty_hook() -> Callable[..., None]:
-    return no_hook
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
+        """What is copied in its place: something that takes anything, does nothing, and can be loaded without us."""
+        return getattr, (nullcontext(), "__exit__")
 
 
 def current_backward() -> int:

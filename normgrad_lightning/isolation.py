@@ -35,12 +35,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+CAN_RUN_EAGERLY = hasattr(torch.compiler, "set_stance")
+"""Whether compiled modules can be run as they were written: from torch 2.6 on."""
+
 _passes: list[object] = []
 
 
 def current_pass() -> object:
     """Names the pass of ours that is running, if any: recorders read only what runs in the pass they were made in."""
     return _passes[-1] if _passes else None
+
+
+def runs_eagerly() -> bool:
+    """Whether compiled modules run as they were written, as they do in passes of ours."""
+    return CAN_RUN_EAGERLY and bool(_passes)
 
 
 @contextmanager
@@ -58,10 +66,14 @@ class Sandbox:
 
     Args:
         model: any module. What it is now is what it will be after each run.
+        training: whether it runs as in training; else modules without children run in eval mode.
+        widened: whether half-precision weights and buffers run in float32.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, training: bool = False, widened: bool = False) -> None:
         self._model = model
+        self._training = training
+        self._copy = widened_copy if widened else _copy
         self._parameters = dict(model.named_parameters())
         self._buffers = list(model.buffers())
         self._gpus = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
@@ -71,12 +83,12 @@ class Sandbox:
         """`function(model)`, with these tensors in place of the parameters; by default, with copies."""
         given = parameters or {}
         stand_ins = {
-            id(p): given[name] if name in given else p.detach().clone() for name, p in self._parameters.items()
+            id(p): given[name] if name in given else self._copy(p.detach()) for name, p in self._parameters.items()
         }
-        stand_ins |= {id(b): b.clone() for b in self._buffers}
+        stand_ins |= {id(b): self._copy(b) for b in self._buffers}
         try:
             with (
-                _leaves_in_eval(self._state.modules),
+                _modes_kept(self._state.modules, leaves_in_eval=not self._training),
                 _grads_aside(self._state.leaves),
                 _hooks_kept(self._state.modules),
                 _preserved_rng(self._gpus),
@@ -90,19 +102,28 @@ class Sandbox:
             self._state.restore()
 
 
+def _copy(t: Tensor) -> Tensor:
+    return t.clone()
+
+
+def widened_copy(t: Tensor) -> Tensor:
+    """A copy of `t`, in float32 if it is in half precision."""
+    return t.float() if t.dtype in HALF else t.clone()
+
+
 def held_iterators(model: nn.Module) -> list[str]:
     """The kinds of iterators that a model holds: what is drawn from them cannot be put back."""
     return _PythonState(model).iterators
 
 
 @contextmanager
-def _leaves_in_eval(modules: list[nn.Module]) -> Iterator[None]:
-    """Modules without children in eval mode inside; the mode each one had, after.
+def _modes_kept(modules: list[nn.Module], *, leaves_in_eval: bool) -> Iterator[None]:
+    """The mode each module had, after; inside, modules without children are in eval mode if that is asked for.
 
     The others keep theirs: a detector gives a loss in train mode only. Attention has a child, but drops out by itself,
     and a BatchNorm may have been given some.
     """
-    leaves = [m for m in modules if not m._modules or isinstance(m, _ACTS_BY_ITSELF)]
+    leaves = [m for m in modules if leaves_in_eval and (not m._modules or isinstance(m, _ACTS_BY_ITSELF))]
     modes = [(module, module.training) for module in modules]
     try:
         for module in leaves:
@@ -161,11 +182,10 @@ def _preserved_rng(gpus: list[int]) -> Iterator[None]:
 
 
 def _eager() -> AbstractContextManager[None]:
-    """Compiled modules run as they were written; before torch 2.6, as they are."""
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance is None or "torch._dynamo" not in sys.modules:  # it takes a second to load, and nothing is compiled
+    """Compiled modules run as they were written; before torch 2.6, as they are compiled."""
+    if not CAN_RUN_EAGERLY or "torch._dynamo" not in sys.modules:  # it takes a second to load, and nothing is compiled
         return nullcontext()
-    stance: AbstractContextManager[None] = set_stance("force_eager")
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
 
 
@@ -204,6 +224,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+HALF = (torch.float16, torch.bfloat16)
 _ACTS_BY_ITSELF = (nn.MultiheadAttention, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}

@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import torch
 from torch import nn
 
+from normgrad_lightning.isolation import runs_eagerly
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
 
 AUTO = "auto"
@@ -61,26 +63,52 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
 def named_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Every module below `model` that takes hooks, by the name its author gave it (without what wrappers add).
 
-    Compiled modules are shown from outside only: a hook inside would be compiled into them and change their bits.
-    Scripted modules take no hooks at all.
+    Compiled modules are shown from outside only, as hooks are not seen by compiled code; but whole in a pass of ours,
+    which runs them eagerly. Scripted modules take no hooks at all.
     """
     layers: dict[str, nn.Module] = {}
     sealed: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if name.startswith(sealed):
             continue
-        closed = is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
-        if closed:
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        compiled = is_compiled(module) and not runs_eagerly()
+        if scripted or compiled:
             sealed += (f"{name}." if name else "",)
-        if clean_name(name) and (not closed or _is_compile_wrapper(module)):
+        border_is_open = not compiled or getattr(module, "_compiled_call_impl", None) is None
+        if clean_name(name) and border_is_open and not scripted:
             layers.setdefault(clean_name(name), module)
     return layers
 
 
+def compiled_layers(model: nn.Module) -> list[str]:
+    """The names of the outermost modules that run compiled code; the model's own is empty."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        if not any(name.startswith(f"{outer}." if outer else "") for outer in names) and is_compiled(module):
+            names.append(name)
+    return [clean_name(name) for name in names]
+
+
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a call of this module, or Lightning's of its steps, runs compiled code."""
-    in_place = getattr(module, "_compiled_call_impl", None) or getattr(module, "_compiler_ctx", None)
-    return _is_compile_wrapper(module) or in_place is not None
+    """Whether a call of this module or of one of its methods, such as Lightning's steps, runs compiled code."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    own = any(map(_is_compiled_function, vars(module).values()))
+    return _is_compile_wrapper(module) or in_place or own or _has_compiled_methods(type(module))  # type: ignore[arg-type]
+
+
+def _is_compiled_function(value: object) -> bool:
+    if isinstance(value, nn.Module) or not callable(value) or getattr(value, "_torchdynamo_disable", False):
+        return False
+    return hasattr(value, "_torchdynamo_orig_callable")
+
+
+@lru_cache(maxsize=1024)
+def _has_compiled_methods(kind: type) -> bool:
+    """Whether the class has methods under `@torch.compile`."""
+    return any(_is_compiled_function(member) for base in kind.__mro__ for member in vars(base).values())
 
 
 def _is_compile_wrapper(module: nn.Module) -> bool:

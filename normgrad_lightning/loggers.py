@@ -6,7 +6,9 @@ by the names of their classes, so that those of ``pytorch_lightning`` and of ``l
 and neither is imported.
 """
 
+import errno
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +26,29 @@ class PanelWriter(Protocol):
     def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
         """Keep one panel, of ``height`` by ``width`` pixels, under a tag and a step."""
 
+    def flush(self) -> None:
+        """All panels of an event were given: let them outlive a process that is killed."""
+
+
+RESERVE = 64 * 2**20
+"""Bytes of a disk that are left to the run's own files; on a small disk, a tenth of it."""
+
+
+def check_room(folder: str | os.PathLike[str], size: int) -> None:
+    """Raise an OSError if ``size`` bytes more in ``folder`` would leave too little to the files of the run itself.
+
+    A full disk breaks a logger for good, and with it the training that logs its losses there.
+    """
+    if "://" in str(folder):
+        return
+    there = Path(folder).absolute()
+    while not there.exists():
+        there = there.parent
+    disk = shutil.disk_usage(there)
+    if disk.free - size < min(RESERVE, disk.total // 10):
+        left = f"{disk.free / 2**20:.1f} MB are left on the disk, and they are for the run's own files"
+        raise OSError(errno.ENOSPC, left, str(folder))
+
 
 class TensorBoardPanels:
     """Writes panels to the event file of a ``TensorBoardLogger``, on rank 0.
@@ -39,9 +64,15 @@ class TensorBoardPanels:
         """Write the JPEG as it is, as an image summary."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
+        check_room(self._logger.log_dir, len(jpeg))
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=jpeg)
         summary = Summary(value=[Summary.Value(tag=tag, image=image)])
         self._logger.experiment._get_file_writer().add_summary(summary, step)
+
+    def flush(self) -> None:
+        """Hand over to the system what waits in the process; a remote store would take the whole file anew."""
+        if "://" not in str(self._logger.log_dir):
+            self._logger.experiment.flush()
 
 
 class FilePanels:
@@ -53,11 +84,15 @@ class FilePanels:
 
     def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
         """Write the JPEG to a file that appears at once and whole, over one of the same tag and step."""
+        check_room(self._folder, len(jpeg))
         path = self._folder / tag / f"step_{step:08d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_bytes(jpeg)
         partial.replace(path)
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
 
 def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) -> tuple[list[PanelWriter], list[str]]:

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normgrad_lightning.batches import copied, single_images
+from normgrad_lightning.batches import copied, map_tensors, single_images
 from normgrad_lightning.capture import NormGrad, Point, Reading, add_up
 from normgrad_lightning.checks import check_flag, check_positive
 from normgrad_lightning.functional import contrast, corrected_gradient, hessian_factor
-from normgrad_lightning.isolation import Sandbox, own_pass
+from normgrad_lightning.isolation import HALF, Sandbox, own_pass, widened_copy
 from normgrad_lightning.layers import AUTO, check_spec, match_layers, named_layers
 from normgrad_lightning.passes import LossFunction, auto_layers, check_depends, check_scalar, graph_roots
 
@@ -81,10 +81,11 @@ def order1_maps(
     """Order-1 (or adversarial) maps of a model for a batch, in passes that leave no trace in the model.
 
     Weights that do not ask for a gradient take no part in the inner step, unless none does. BatchNorm, dropout and
-    other modules without children run in eval mode.
+    other modules without children run in eval mode. A model in half precision, where an inner step would be lost in
+    rounding, runs in float32, and its batch too.
 
     Args:
-        model: any module, its weights in float32 or float64: in half precision, an inner step is lost in rounding.
+        model: any module.
         loss_fn: `loss_fn(model, batch)`, a scalar.
         batch: whatever `loss_fn` takes; with `per_image`, it must be possible to take single images out of it.
         layers: see `select_layers`. `"auto"` takes one more forward pass, to decide.
@@ -202,7 +203,8 @@ class _Passes:
         self._target = target
         self._settings = settings
         self._weights = _Weights(model)
-        self._sandbox = Sandbox(model)
+        self._sandbox = Sandbox(model, widened=self._weights.are_widened)
+        self._copied = _widened if self._weights.are_widened else copied
 
     def maps(self, batch: Any, kinds: Sequence[str]) -> dict[str, Maps]:
         """The maps of each kind, of one batch."""
@@ -264,7 +266,7 @@ class _Passes:
         parameters, learning = self._weights.stand_ins(weights)
 
         def forward_and_backward(model: nn.Module) -> _Gradient:
-            loss = self._loss_fn(model, copied(batch))
+            loss = self._loss_fn(model, self._copied(batch))
             check_scalar(loss)
             if not loss.isfinite():
                 raise NotFinite(f"`loss_fn`: expected a finite loss, but got {loss.item()}.")
@@ -278,25 +280,28 @@ class _Passes:
         return gradient
 
 
+def _widened(batch: Any) -> Any:
+    return map_tensors(widened_copy, copied(batch))
+
+
 _Gradient = list[Tensor | None]
 """The gradient of each weight that learns; None for one that the loss does not depend on."""
 
 
 class _Weights:
-    """Copies of a model's weights, for passes to run on: they can be moved, and nothing writes to the real ones."""
+    """Copies of a model's weights, for passes to run on: they can be moved, and nothing writes to the real ones.
+
+    Attributes:
+        are_widened: whether some of the weights are in half precision; the copies are in float32 then.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._real = {name: p.detach() for name, p in model.named_parameters()}
         self._learning = [name for name, p in model.named_parameters() if p.requires_grad]
         if not self._learning:
             self._learning = [name for name, p in self._real.items() if p.is_floating_point()]
-        half = next((p.dtype for p in self._real.values() if p.dtype in (torch.float16, torch.bfloat16)), None)
-        if half is not None:
-            raise ValueError(
-                f"`model`: expected weights in float32 or float64, but got {half}: a step of `epsilon` would be lost "
-                "in rounding. Keep the weights in float32, as mixed precision does."
-            )
-        self._copies = {name: torch.empty_like(p) for name, p in self._real.items()}
+        self.are_widened = any(p.dtype in HALF for p in self._real.values())
+        self._copies = {name: widened_copy(p) for name, p in self._real.items()}
 
     def move(self, direction: _Gradient | None, length: float) -> None:
         """Be `θ + length · direction`; without a direction, θ."""

@@ -126,6 +126,33 @@ def auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **options: 
 
 def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **options: Any) -> list[str]:
     """What `"auto"` takes in training: of the layers that the gradient reaches, as weights may be frozen."""
+    recorder = replayed(model, loss_fn, batch, AUTO, training=False, **options)
+    if not recorder.layers:
+        raise ValueError(f"`layers`: {' '.join(recorder.new_problems()) or 'no layer was seen at work.'}")
+    return recorder.layers
+
+
+def replayed(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    layers: str | Sequence[str],
+    *,
+    training: bool = True,
+    **options: Any,
+) -> NormGrad:
+    """What a recorder sees of a training step: a forward and backward pass that ask for what training asks for.
+
+    The pass leaves no trace in the model. Compiled code runs eagerly in it, so that its inside can be read.
+
+    Args:
+        model: any module.
+        loss_fn: see `order0_maps`, as for `batch`.
+        batch: see there.
+        layers: see `select_layers`.
+        training: whether BatchNorm, dropout and the like run as in training, with the random numbers that come next.
+        options: of `NormGrad`.
+    """
     stand_ins = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
 
     def loss_and_backward(stand_in: nn.Module) -> None:
@@ -135,11 +162,9 @@ def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **option
         check_depends(loss, learning, "the model's parameters")
         torch.autograd.grad(loss, learning, allow_unused=True)
 
-    with torch.enable_grad(), own_pass(), NormGrad(model, AUTO, **options) as recorder:
-        Sandbox(model).run(loss_and_backward, stand_ins)
-    if not recorder.layers:
-        raise ValueError(f"`layers`: {' '.join(recorder.new_problems()) or 'no layer was seen at work.'}")
-    return recorder.layers
+    with torch.enable_grad(), own_pass(), NormGrad(model, layers, **options) as recorder:
+        Sandbox(model, training=training).run(loss_and_backward, stand_ins)
+    return recorder
 
 
 def _seen_layers(model: nn.Module, run: Callable[[nn.Module], Any], **options: Any) -> list[str]:

@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from normgrad_lightning.isolation import NoCollectives, held_iterators
+from normgrad_lightning.isolation import HALF, NoCollectives, held_iterators
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -24,37 +25,37 @@ METHOD = "normgrad_loss"
 _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel", "XLA")
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _SILENT_METHODS = ("log", "log_dict", "print")
+_EXPECTED = 'expected a scalar tensor, or a dict with one under "loss"'
+_WRITE = f"Write a method `{METHOD}(self, batch)` that returns the loss."
 
 
-def check_training_loss(trainer: Trainer, module: LightningModule) -> None:
-    """Raise if passes of our own cannot have the module's loss."""
+class NoLoss(ValueError):
+    """A step that gives None, as one does to skip a batch."""
+
+
+def check_training_loss(trainer: Trainer, module: LightningModule, who: str) -> None:
+    """Raise if passes of our own cannot have the module's loss; `who` needs them."""
     name, own = type(module).__name__, getattr(module, METHOD, None)
     if own is not None and not callable(own):
         raise ValueError(f"`{METHOD}`: expected a method `{METHOD}(self, batch)` of {name}, but got {own!r}.")
     if own is None and not module.automatic_optimization:
         raise ValueError(
-            "`order1_every_n_steps`: order-1 maps need the loss of a batch, and with manual optimisation "
-            f"`training_step` gives none. Add a method to {name} that computes it and does nothing else:\n\n"
+            f"{who} need the loss of a batch, and with manual optimisation `training_step` gives none. "
+            f"Add a method to {name} that computes it and does nothing else:\n\n"
             f"    def {METHOD}(self, batch):\n"
             "        images, labels = batch\n"
             "        return F.cross_entropy(self(images), labels)\n"
         )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise ValueError(
-            f"`order1_every_n_steps`: order-1 maps need a batch, but `training_step` of {name} takes its own from a "
-            "`dataloader_iter`. Let it take a batch, or leave `order1_every_n_steps` at None."
+            f"{who} need a batch, but `training_step` of {name} takes its own from a `dataloader_iter`. "
+            "Let it take a batch, or do without these maps."
         )
     strategy = type(trainer.strategy).__name__
     if any(kind in strategy for kind in _SHARDED):
         raise ValueError(
-            f"`order1_every_n_steps`: order-1 maps need all weights in one process, but {strategy} spreads them over "
-            "several. Leave it at None: order-0 maps need no pass of their own."
-        )
-    if str(trainer.precision) in ("16-true", "bf16-true"):
-        raise ValueError(
-            f'`order1_every_n_steps`: order-1 maps need weights in float32, but `precision="{trainer.precision}"` '
-            "keeps them in half precision, where an inner step is lost in rounding. Use mixed precision, or leave it "
-            "at None."
+            f"{who} need all weights in one process, but {strategy} spreads them over several. "
+            "Do without these maps: order-0 maps of layers that are not compiled need no pass of their own."
         )
 
 
@@ -77,6 +78,7 @@ class TrainingLoss:
         self.scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._trainer = trainer
         self._batch_idx = batch_idx
+        self._is_half = str(trainer.precision) in ("16-true", "bf16-true")
 
     def check(self, module: LightningModule) -> None:
         """Raise if a step could not be undone."""
@@ -91,12 +93,17 @@ class TrainingLoss:
     def __call__(self, module: Any, batch: Any) -> Tensor:
         """The loss of the batch, times `scale`."""
         alone: AbstractContextManager[Any] = NoCollectives() if self._trainer.world_size > 1 else nullcontext()
-        with _silenced(module, self._trainer), self._trainer.precision_plugin.train_step_context(), alone:
+        with _silenced(module, self._trainer), self._precision(module), alone:
             if self.name == METHOD:
                 output = module.normgrad_loss(batch)
             else:
                 output = self._call_step(module.training_step, batch)
         return self._loss_in(output) * self.scale
+
+    def _precision(self, module: Any) -> AbstractContextManager[Any]:
+        """What training runs in; but a module in half precision may have been given weights in float32."""
+        widened = self._is_half and not any(p.dtype in HALF for p in module.parameters())
+        return _in_float32(module) if widened else self._trainer.precision_plugin.train_step_context()
 
     def _call_step(self, step: Callable[..., Any], batch: Any) -> Any:
         """Call it as Lightning does: the index is optional, and may have any name as the second argument."""
@@ -109,17 +116,27 @@ class TrainingLoss:
 
     def _loss_in(self, output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None:
+            raise NoLoss(f"`{self.name}`: {_EXPECTED}, but got {_described(output)}. {_WRITE}")
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _described(output)
-            raise ValueError(
-                f'`{self.name}`: expected a scalar tensor, or a dict with one under "loss", but got {came}. '
-                f"Write a method `{METHOD}(self, batch)` that returns the loss."
-            )
+            raise ValueError(f"`{self.name}`: {_EXPECTED}, but got {came}. {_WRITE}")
         return loss
 
 
 def _described(output: Any) -> str:
     return f"a dict with {sorted(map(str, output))}" if isinstance(output, Mapping) else repr(output)
+
+
+@contextmanager
+def _in_float32(module: Any) -> Iterator[None]:
+    """The module says that it is in float32, and not what it is in training."""
+    before = module._dtype
+    try:
+        module._dtype = torch.float32
+        yield
+    finally:
+        module._dtype = before
 
 
 @contextmanager

@@ -5,20 +5,21 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """A residual block that works in place wherever it can."""
+    """A residual block that works in place wherever it can, or has no kink anywhere."""
 
-    def __init__(self, channels: int, out: int, stride: int = 1, inplace: bool = True):
+    def __init__(self, channels: int, out: int, stride: int = 1, inplace: bool = True, smooth: bool = False):
         super().__init__()
+        self.inplace = inplace and not smooth
         self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(out)
-        self.relu = nn.ReLU(inplace=inplace)
+        self.relu = nn.Softplus() if smooth else nn.ReLU(inplace=inplace)
         self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(out)
         self.short = nn.Conv2d(channels, out, 1, stride) if stride > 1 or channels != out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        if self.relu.inplace:
+        if self.inplace:
             out += self.short(x)
         else:
             out = out + self.short(x)
@@ -28,12 +29,14 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """A stem and three stages."""
 
-    def __init__(self, classes: int = 5, channels: int = 3, dropout: float = 0.0, inplace: bool = True):
+    def __init__(
+        self, classes: int = 5, channels: int = 3, dropout: float = 0.0, inplace: bool = True, smooth: bool = False
+    ):
         super().__init__()
         self.stem = nn.Conv2d(channels, 8, 3, 1, 1)
-        self.stage1 = Residual(8, 8, inplace=inplace)
-        self.stage2 = Residual(8, 16, 2, inplace=inplace)
-        self.stage3 = Residual(16, 24, 2, inplace=inplace)
+        self.stage1 = Residual(8, 8, inplace=inplace, smooth=smooth)
+        self.stage2 = Residual(8, 16, 2, inplace=inplace, smooth=smooth)
+        self.stage3 = Residual(16, 24, 2, inplace=inplace, smooth=smooth)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.drop = nn.Dropout(dropout)
         self.fc = nn.Linear(24, classes)

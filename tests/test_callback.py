@@ -389,10 +389,18 @@ def test_hooks_are_gone_however_training_ends(tmp_path, how):
 
         module.training_step = training_step
         with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):
-            fit(module, [NormGradCallback()], tmp_path)
+            fit(module, [NormGradCallback(every_n_steps=1)], tmp_path)
     else:
         fit(module, [NormGradCallback()], tmp_path)
     assert _hooks(module) == 0
+
+
+def test_between_events_the_model_has_no_hooks(tmp_path):
+    module, hooks = lit(), []
+    module.on_train_batch_start = lambda *_: hooks.append(_hooks(module) > 0)
+    module.on_train_epoch_end = lambda: hooks.append(_hooks(module))
+    fit(module, [NormGradCallback(every_n_steps=3)], tmp_path)
+    assert hooks == [True, False, False, True, False, False, 0]
 
 
 def test_one_callback_serves_two_fits(tmp_path):
@@ -730,9 +738,11 @@ def test_compiled_parts_are_read_at_their_border_and_keep_their_bits(tmp_path):
     assert list(callbacks[0].maps) == ["net.stage1", "net.stage2", "net.stage3"]
 
 
-def test_a_module_compiled_as_a_whole_is_told_and_trains(tmp_path):
+def test_before_torch_2_6_a_module_compiled_as_a_whole_is_told_and_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr("normgrad_lightning.watch.CAN_RUN_EAGERLY", False)
+    monkeypatch.setattr("normgrad_lightning.isolation.CAN_RUN_EAGERLY", False)
     module = torch.compile(lit(), backend="eager")
-    with pytest.warns(UserWarning, match="the whole module is compiled, and it does not look into compiled code"):
+    with pytest.warns(UserWarning, match="NormGrad shows nothing, for the whole module is compiled. Before torch 2.6"):
         trainer = fit(module, [NormGradCallback()], tmp_path)
     assert trainer.global_step == 6
 
@@ -757,6 +767,7 @@ def test_two_callbacks_on_one_layer_do_not_overwrite_each_other(tmp_path):
 
 
 def test_layers_that_are_never_called_as_such_are_told(tmp_path):
+    torch._dynamo.utils.counters.clear()
     module = lit()
     module.training_step = lambda batch, batch_idx: F.cross_entropy(
         module.net.fc.forward(batch[0][:, 0, 0, :24]), batch[1]

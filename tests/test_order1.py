@@ -972,14 +972,19 @@ def test_a_layer_that_cannot_be_read_is_named_as_for_order_0(layer, why):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("part", ["", "2"])
-def test_weights_in_half_precision_are_told(dtype, part):
-    model, images_labels = tiny()
-    model.get_submodule(part).to(dtype)
-    counted = Counted()
-    with pytest.raises(ValueError, match=f"`model`: expected weights in float32 or float64, but got {dtype}"):
-        order1_maps(model, counted, images_labels, "0")
-    assert counted.calls == 0
+@pytest.mark.parametrize("per_image", [True, False])
+def test_a_model_in_half_precision_runs_in_float32(dtype, per_image):
+    """In half precision a step of epsilon would be lost in rounding."""
+    model = built(SmoothNet).to(dtype)
+    images, labels = batch(2, (6, 8))
+    images = images.to(dtype)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    expected = order1_maps(
+        copy.deepcopy(model).float(), loss_fn, (images.float(), labels), LAYERS, epsilon=EPSILON, per_image=per_image
+    )
+    maps = order1_maps(model, loss_fn, (images, labels), LAYERS, epsilon=EPSILON, per_image=per_image)
+    same_bits(maps, expected)
+    assert all(t.dtype == before[name].dtype and torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
 @pytest.mark.parametrize("factorised", [True, False])

@@ -631,11 +631,6 @@ def test_a_wrong_flag_is_told_at_once(flags, told):
         NormGradCallback(**flags)
 
 
-def test_half_precision_weights_are_refused_at_the_start(tmp_path):
-    with pytest.raises(ValueError, match='order-1 maps need weights in float32, but `precision="bf16-true"` keeps'):
-        fit(lit(), [watching()], tmp_path, precision="bf16-true")
-
-
 def test_a_step_that_takes_its_own_batches_is_refused_at_the_start(tmp_path):
     class Takes(type(lit())):
         def training_step(self, dataloader_iter):

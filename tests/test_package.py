@@ -25,12 +25,13 @@ ARROWS = {
     "render": set(),
     "panels": {"checks", "render"},
     "loggers": set(),
-    "layers": {"tokens"},
+    "layers": {"isolation", "tokens"},
     "scout": {"hooks", "isolation", "layers", "tokens"},
-    "capture": {"checks", "hooks", "layers", "products", "scout", "tokens", "windows"},
+    "capture": {"checks", "hooks", "isolation", "layers", "products", "scout", "tokens", "windows"},
     "passes": {"batches", "capture", "isolation", "layers", "scout"},
     "order1": {"batches", "capture", "checks", "functional", "isolation", "layers", "passes"},
     "training_loss": {"isolation"},
+    "watch": {"capture", "isolation", "layers", "passes"},
     "callback": {
         "batches",
         "capture",
@@ -41,6 +42,7 @@ ARROWS = {
         "panels",
         "passes",
         "training_loss",
+        "watch",
     },
 }
 OUTSIDE = {
@@ -61,6 +63,7 @@ OUTSIDE = {
     "panels": {"torch"},
     "loggers": {"tensorboard"},
     "training_loss": {"torch", "pytorch_lightning"},
+    "watch": {"torch"},
     "callback": {"torch", "pytorch_lightning"},
     "__init__": set(),
 }
