@@ -12,7 +12,7 @@
   if nothing had been drawn. So all passes of an event see the same random numbers, too.
 - Hooks on modules: those that come or go in a pass are gone or back.
 - Compiled code: a pass runs eagerly, so that nothing is compiled for it. Attention's fast path, which skips hooks, and
-  autocast's cache of weights are off.
+  autocast's cache of weights are off. Reentrant checkpoints, which no pass could differentiate, are not reentrant.
 
 Nobody can take back what a pass does outside of all this: files, prints, globals, other processes, data modules; nor
 what it draws from an iterator that the model holds.
@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CAN_RUN_EAGERLY = hasattr(torch.compiler, "set_stance")
@@ -95,6 +96,7 @@ class Sandbox:
                 _eager(),
                 _no_attention_fast_path(),
                 _no_autocast_cache(),
+                _no_reentrant_checkpoints(),
             ):
                 self._state.swap(stand_ins)
                 return function(self._model)
@@ -209,6 +211,23 @@ def _no_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(enabled)
+
+
+@contextmanager
+def _no_reentrant_checkpoints() -> Iterator[None]:
+    """Checkpoints with `use_reentrant=True` refuse `autograd.grad`; inside, all are made without."""
+    reentrant = checkpoint.CheckpointFunction
+    try:
+        checkpoint.CheckpointFunction = _NotReentrant  # type: ignore[assignment, misc]
+        yield
+    finally:
+        checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
+
+
+class _NotReentrant:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -218,10 +218,10 @@ class Scout:
         if name in self._open:
             del self._open[self._open.index(name) :]
         if self.searching:
-            self._sight(name, layer, first_tensor((args, kwargs)) if self._target == "input" else output)
+            self._sight(name, layer, first_tensor((args, kwargs)) if self._target == "input" else _lone_tensor(output))
 
-    def _sight(self, name: str, layer: nn.Module, t: Any) -> None:
-        if not isinstance(t, Tensor) or self._sighted_in.setdefault(name, self._entries) != self._entries:
+    def _sight(self, name: str, layer: nn.Module, t: Tensor | None) -> None:
+        if t is None or self._sighted_in.setdefault(name, self._entries) != self._entries:
             return
         try:
             layout = self.layout(layer, t)
@@ -232,6 +232,14 @@ class Scout:
             self._tensors += 1
             self._last_tensor = (weakref.ref(t), t._version)
         self.sightings.append(Sighting(name, layer, layout, self._tensors))
+
+
+def _lone_tensor(output: Any) -> Tensor | None:
+    """What a layer gives, if it is one tensor, or holds just one that can be on a grid."""
+    if isinstance(output, Tensor):
+        return output
+    candidates = [t for t in floating_tensors(output) if t.dim() >= 3]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _convolves(layer: nn.Module, t: Tensor) -> bool:

@@ -88,7 +88,7 @@ class Rehearsal:
 def has_compiled_anything() -> bool:
     """Whether this process has compiled code that a rehearsal would run eagerly: functions, for example."""
     dynamo = sys.modules.get("torch._dynamo")
-    return CAN_RUN_EAGERLY and dynamo is not None and dynamo.utils.counters["frames"]["ok"] > 0
+    return CAN_RUN_EAGERLY and dynamo is not None and dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
 def must_rehearse(model: nn.Module, layers: str | Sequence[str], target: str) -> bool:

@@ -97,16 +97,24 @@ def set_random_state(state: list[Any]) -> None:
 
 
 class Moments(pl.Callback):
-    """Keeps the start of each step of the run without the callback."""
+    """Keeps the start of each step of the run without the callback, and the moment before its last backward."""
 
     def __init__(self) -> None:
         self.of_step: dict[int, Moment] = {}
+        self.of_backward: dict[int, Moment] = {}
+        self._batch: Any = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._batch = batch
+        self.of_step.setdefault(trainer.global_step, self._now(trainer, pl_module))
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        self.of_backward[trainer.global_step] = self._now(trainer, pl_module)
+
+    def _now(self, trainer: Any, pl_module: Any) -> Moment:
         weights = {clean(name): t.detach().clone() for name, t in pl_module.state_dict().items()}
         frozen = {clean(name) for name, p in pl_module.named_parameters() if not p.requires_grad}
-        moment = Moment(trainer.global_step, weights, frozen, copy.deepcopy(batch), random_state())
-        self.of_step.setdefault(trainer.global_step, moment)
+        return Moment(trainer.global_step, weights, frozen, copy.deepcopy(self._batch), random_state())
 
 
 class History(pl.Callback):
@@ -155,6 +163,7 @@ class Run:
     warned: list[str]
     traces: dict[str, Any]
     moments: dict[int, Moment] = field(default_factory=dict)
+    backwards: dict[int, Moment] = field(default_factory=dict)
     history: History | None = None
 
     @property
@@ -233,6 +242,7 @@ def train(
     *,
     data: Callable[[], Any] = loader,
     callbacks: Callable[[], list[Any]] = list,
+    plugins: Callable[[], list[Any]] | None = None,
     fit: Mapping[str, Any] | None = None,
     run: Callable[[Any, Any, Any], None] | None = None,
     **options: Any,
@@ -245,6 +255,7 @@ def train(
         callback: what to watch with.
         data: makes the loader.
         callbacks: makes the other callbacks.
+        plugins: makes the Trainer's plugins.
         fit: more arguments of `trainer.fit`.
         run: does something else than `trainer.fit(module, data, **fit)`.
         options: of the Trainer.
@@ -263,6 +274,7 @@ def train(
             "enable_checkpointing": False,
             "log_every_n_steps": 1,
             "callbacks": [told, *callbacks(), *own],
+            "plugins": None if plugins is None else plugins(),
             **options,
         }
     )
@@ -276,7 +288,7 @@ def train(
     module = trainer.lightning_module if trainer.lightning_module is not None else module
     result = Run(trainer, module, warned, traces(trainer, module, told))
     if callback is None:
-        result.moments = own[0].of_step
+        result.moments, result.backwards = own[0].of_step, own[0].of_backward
     else:
         result.history = own[1]
     return result
@@ -308,12 +320,14 @@ def twice(
     *,
     flags: Mapping[str, Any] | None = None,
     layers: Sequence[str] = LAYERS,
+    order1_layers: Sequence[str] | None = None,
     steps: Sequence[int] | None = (0, 1, 2, 3, 4, 5),
     order1_steps: Sequence[int] | None = (0, 3),
     tolerance: float = 1e-5,
     order1_tolerance: float = 1e-4,
     eager: Callable[[], Any] | None = None,
     singles: Callable[[Any], tuple[Tensor, ...]] = tuple,
+    last_backward: bool = False,
     **options: Any,
 ) -> tuple[Run, Run]:
     """Train without and with the callback; check that no bit differs, which steps have maps, and each of the maps.
@@ -323,12 +337,14 @@ def twice(
         make: makes the module; it computes `loss(batch)`.
         flags: of the callback.
         layers: which layers must have maps.
+        order1_layers: which must have order-1 maps, if others.
         steps: which steps must have order-0 maps; None: do not look.
         order1_steps: which steps must have order-1 maps; None: do not look.
         tolerance: how far an order-0 map may be from the reference, as a share of it, in the L2 norm.
         order1_tolerance: the same for order 1.
         eager: makes the module for the reference, if it must be made in another way.
         singles: makes tuples of tensors, which the reference can cut, of a batch; `loss` must take them too.
+        last_backward: whether order-0 maps are those of the weights before the step's last backward.
         options: of `train`.
 
     Returns:
@@ -342,13 +358,15 @@ def twice(
         assert list(watched.history.maps) == list(steps)
     if order1_steps is not None:
         assert list(watched.history.order1) == list(order1_steps)
+    moments = plain.backwards if last_backward else plain.moments
     for step, maps in watched.history.maps.items():
         assert list(maps) == list(layers)
-        assert_close(maps, order0(plain.moments[step], eager or make, layers), tolerance)
+        assert_close(maps, order0(moments[step], eager or make, layers), tolerance)
     for step, kinds in watched.history.order1.items():
         for kind in ("order1", "adversarial"):
-            assert list(kinds[kind]) == list(layers)
-            wanted = order1(plain.moments[step], eager or make, layers, singles, adversarial=kind == "adversarial")
+            names = list(order1_layers or layers)
+            assert list(kinds[kind]) == names
+            wanted = order1(plain.moments[step], eager or make, names, singles, adversarial=kind == "adversarial")
             assert_close(kinds[kind], wanted, order1_tolerance)
     return plain, watched
 
