@@ -21,7 +21,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor
 from normgrad_lightning.isolation import runs_eagerly
-from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled, match_layers, named_layers
+from normgrad_lightning.layers import (
+    AUTO,
+    TARGETS,
+    check_spec,
+    is_compiled,
+    match_layers,
+    named_layers,
+    without_fast_path,
+)
 from normgrad_lightning.products import OuterProducts
 from normgrad_lightning.scout import Entry, Scout
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
@@ -91,6 +99,7 @@ class NormGrad:
                 "`model`: expected a module that is not compiled, for nothing can be read inside of compiled code. "
                 "`order0_maps` runs it eagerly, in a pass of its own."
             )
+        self._model = model
         self._layers = named_layers(model)
         self._has_compiled_parts = not runs_eagerly() and any(map(is_compiled, model.modules()))
         self._auto = layers == AUTO
@@ -122,8 +131,12 @@ class NormGrad:
             return
         try:
             self._scout.attach()
+            closed = without_fast_path(self._model)
             for name in self._names:
                 layer = self._layers[name]
+                if layer in closed:
+                    self._reasons.setdefault(name, "it is in eval mode, where a hook would change which code runs")
+                    continue
                 if self._target == "input":
                     handle = layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True)
                 else:

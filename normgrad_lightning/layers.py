@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from normgrad_lightning.isolation import runs_eagerly
+from normgrad_lightning.isolation import current_pass, runs_eagerly
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
 
 AUTO = "auto"
@@ -79,6 +79,18 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
         if clean_name(name) and border_is_open and not scripted:
             layers.setdefault(clean_name(name), module)
     return layers
+
+
+def without_fast_path(model: nn.Module) -> set[nn.Module]:
+    """Torch's encoder layers that hooks would change, with all that is in them.
+
+    In eval mode they take a fast path of their own, unless they have hooks. In a pass of ours there is no such path.
+    """
+    if current_pass() is not None:
+        return set()
+    encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer) and not m.training]
+    apart = [e for e in encoders if model.training or not any(p.requires_grad for p in e.parameters())]
+    return {m for encoder in apart for m in encoder.modules()}
 
 
 def compiled_layers(model: nn.Module) -> list[str]:

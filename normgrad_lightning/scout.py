@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.hooks import Hook, current_backward, first_tensor, floating_tensors
 from normgrad_lightning.isolation import current_pass
-from normgrad_lightning.layers import Sighting, choose, named_layers, why_no_weight
+from normgrad_lightning.layers import Sighting, choose, named_layers, why_no_weight, without_fast_path
 from normgrad_lightning.tokens import CONVOLUTIONS, Layout, infer_layout, patch_grid
 
 
@@ -99,8 +99,11 @@ class Scout:
 
     def attach(self) -> None:
         """Put hooks on every layer while searching; after that, only where images were seen to enter."""
+        if self._handles:
+            return
+        closed = without_fast_path(self._layers[""])
         for name, layer in self._layers.items():
-            if self.searching or name in self._doors:
+            if layer not in closed and (self.searching or name in self._doors):
                 see_input, see_output = Hook(self._see_input, name), Hook(self._see_output, name)
                 # First of all hooks: whoever reads the layer needs to know the image.
                 self._handles.append(layer.register_forward_pre_hook(see_input, with_kwargs=True, prepend=True))

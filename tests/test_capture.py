@@ -805,6 +805,33 @@ def test_a_frozen_backbone_and_a_head_called_one_by_one_show_the_image():
             assert torch.equal(recorder.images, images)
 
 
+@pytest.mark.parametrize("wants_gradient", [True, False])
+def test_encoders_in_eval_mode_keep_their_fast_path(wants_gradient):
+    """Torch's encoder layers run other code in eval mode, unless they have hooks: a teacher's must have none."""
+    model = nn.ModuleDict({"net": ViT(), "teacher": ViT().eval().requires_grad_(wants_gradient)})
+    with NormGrad(model) as recorder:
+        assert sum(map(_hooks, model.teacher.blocks)) == 0
+        assert all(map(_hooks, model.net.blocks))
+        images = torch.randn(2, 3, 32, 48)
+        with torch.no_grad():
+            wanted = model.teacher(images)
+        F.mse_loss(model.net(images), wanted).backward()
+    assert list(recorder.maps) == [f"net.blocks.{i}" for i in (0, 1, 2, 4, 5)]
+    with NormGrad(model, "teacher.blocks.1") as recorder:
+        model.net(images).sum().backward()
+    with pytest.warns(
+        UserWarning, match=r"'teacher.blocks.1': it is in eval mode, where a hook would change which code"
+    ):
+        assert recorder.maps == {}
+
+
+def test_a_whole_model_in_eval_mode_that_learns_is_read():
+    model = ViT().eval()
+    with NormGrad(model) as recorder:
+        model(torch.randn(2, 3, 32, 48)).sum().backward()
+    assert len(recorder.maps) == 5
+
+
 def test_a_pass_of_our_own_in_between_is_not_recorded():
     model, (images, labels), (others, _) = ResNet(), batch(), batch(seed=1)
     with NormGrad(model, "stage2") as recorder:
