@@ -45,7 +45,7 @@ class CannotSlice(ValueError):
         )
 
 
-class _Ambiguous(CannotSlice):
+class Ambiguous(CannotSlice):
     """A batch that single images can be taken out of in two ways."""
 
 
@@ -133,7 +133,7 @@ class _Cut:
         """A batch of the one image at `index`."""
         if _is_list(self._batch) and len(self._batch) == self._size and _may_be_samples(self._batch):
             if self._is_cut("the batch", self._batch):
-                raise _Ambiguous("it may be one thing for each image, or several of all images")
+                raise Ambiguous("it may be one thing for each image, or several of all images")
             return self._batch[index : index + 1]
         if _is_array(self._batch):
             return self._of_array("it", self._batch, index)
@@ -173,7 +173,7 @@ class _Cut:
         if not one_each:
             return self._of_parts(f"{name}.", value, index)
         if self._size > 1 and not (self._has_targets and _are_images(value)) and self._is_cut(name, value):
-            raise _Ambiguous(f"`{name}` may be one thing for each image, or {self._size} of all images")
+            raise Ambiguous(f"`{name}` may be one thing for each image, or {self._size} of all images")
         return value[index : index + 1]
 
     def _of_parts(self, prefix: str, value: Any, index: int) -> Any:
@@ -185,7 +185,7 @@ class _Cut:
             return False
         try:
             self._of_parts(f"{name}.", value, 0)
-        except _Ambiguous:
+        except Ambiguous:
             return True
         except CannotSlice:
             return False

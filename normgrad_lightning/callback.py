@@ -27,7 +27,7 @@ from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled
 from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
 from normgrad_lightning.panels import Look, Panel
-from normgrad_lightning.passes import order0_maps, trained_layers
+from normgrad_lightning.passes import NothingToRead, order0_maps, trained_layers
 from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss
 from normgrad_lightning.watch import Live, Rehearsal, Watch, has_compiled_anything, must_rehearse
 
@@ -177,7 +177,7 @@ class NormGradCallback(Callback):
         self._last_order1: int | None = None
         self._order1: Order1 | None = None
         self._order1_is_due = False
-        self._no_loss: NoLoss | None = None
+        self._excuse: NoLoss | NothingToRead | None = None
         self._chosen: list[int] | None = None
         self._event: int | None = None
         self._loss_scale = 1.0
@@ -278,7 +278,7 @@ class NormGradCallback(Callback):
         self._order1_is_due = _is_due(step, self.order1_every_n_steps, self._last_order1)
         if not self._order1_is_due and not _is_due(step, self.every_n_steps, self._last_event):
             return
-        self._event, self._order1, self._chosen, self._no_loss = step, None, None, None
+        self._event, self._order1, self._chosen, self._excuse = step, None, None, None
         self._saw_backward, self._loss_scale = False, 1.0
         loss = TrainingLoss(trainer, pl_module, batch_idx)
         if self._order1_is_due:
@@ -295,7 +295,7 @@ class NormGradCallback(Callback):
         try:
             watch.begin(loss, batch)
         except NoLoss as error:
-            self._no_loss = error
+            self._excuse = error
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note by how much this backward's gradients are scaled, before the scale changes."""
@@ -319,17 +319,22 @@ class NormGradCallback(Callback):
             self._last_event = step
         if self._order1_is_due and (trained or self._order1 is not None):
             self._last_order1 = step
-        if trained and self._no_loss is not None:
-            with self._guard("a pass of its own"):
-                raise self._no_loss
         with self._guard("reading the maps"):
             taken = recorder is not None and self._take_maps(recorder, trainer, pl_module)
+            if trained and (taken or recorder is None):  # else training cannot be read either, and that is told
+                self._tell_excuse()
             if self._take_order1() or taken:
                 self._announce(trainer)
                 self._show(step, order0=taken)
         if recorder is not None:
             recorder.clear()
         self._order1 = None
+
+    def _tell_excuse(self) -> None:
+        """Tell why a pass of our own gave nothing for a batch that training learned from."""
+        if self._excuse is not None:
+            with self._guard("a pass of its own"):
+                raise self._excuse
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the hooks off when training breaks off."""
@@ -365,8 +370,8 @@ class NormGradCallback(Callback):
         except NotFinite:
             self._skip()
             return
-        except NoLoss as error:
-            self._no_loss = error
+        except (NoLoss, NothingToRead) as error:
+            self._excuse = error
             return
         maps = {
             kind: {name: m.cpu() / (1.0 if kind == "contrast" else loss.scale) for name, m in of_layers.items()}
@@ -481,8 +486,8 @@ class NormGradCallback(Callback):
         if self.order1_every_n_steps is None:
             return ""
         steps = "every step" if self.order1_every_n_steps == 1 else f"every {self.order1_every_n_steps} steps"
-        whose = "each image" if self.per_image else "the batch"
-        return f" Maps {', '.join(self.order1_maps)} come {steps}; {whose} takes an inner step of its own."
+        whose = "an inner step for each image" if self.per_image else "one inner step for the whole batch"
+        return f" Order-1 maps ({', '.join(self.order1_maps)}) come {steps}, with {whose}."
 
     def _show(self, step: int, order0: bool) -> None:
         """Draw the latest maps, and give each panel to every writer."""

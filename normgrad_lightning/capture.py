@@ -24,6 +24,7 @@ from normgrad_lightning.isolation import runs_eagerly
 from normgrad_lightning.layers import (
     AUTO,
     TARGETS,
+    check_model,
     check_spec,
     is_compiled,
     match_layers,
@@ -88,6 +89,7 @@ class NormGrad:
         token_grid: Sequence[int] | None = None,
         channels_last: bool | None = None,
     ) -> None:
+        check_model(model)
         check_spec(layers)
         check_choice("target", target, TARGETS)
         if num_images is not None:
@@ -247,7 +249,8 @@ class NormGrad:
             raise ValueError("it gives a parameter, not features of the images")
         if not point.requires_grad:
             if torch.is_grad_enabled():
-                self._reasons.setdefault(name, "it gets no gradient, for it and all before it is frozen")
+                why = "it gets no gradient, for it and all before it are frozen, or what it gives is detached"
+                self._reasons.setdefault(name, why)
             return
         layout = self._scout.layout(layer, point)
         x = (point if layer_input is None else layer_input)[: self._num_images]
@@ -304,7 +307,8 @@ class NormGrad:
 
     def _problems(self) -> Iterator[str]:
         for name, error in self._scout.failures.items():
-            yield f"NormGrad failed at watching the layer {name!r}: {type(error).__name__}: {error}."
+            what = f"the layer {name!r}" if name else "the model"
+            yield f"NormGrad failed at watching {what}: {type(error).__name__}: {error}."
         if self._auto and self._scout.searching:
             if self._ran:
                 yield f"NormGrad found no layer to read: {self._why_nothing()}."

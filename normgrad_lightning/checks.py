@@ -10,7 +10,7 @@ from numbers import Integral, Real
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise if `value` is none of the choices."""
     known = list(choices)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"`{name}`: expected one of {', '.join(map(repr, known))}, but got {value!r}.")
 
 

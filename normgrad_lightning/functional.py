@@ -252,10 +252,11 @@ def _map(products: OuterProducts, x: Tensor, g: Tensor, accumulate: bool = True)
 
 def _check_spatial(x: Tensor, g: Tensor) -> None:
     for name, t in (("x", x), ("g", g)):
-        if t.dim() < 3 or not t.is_floating_point():
+        if not isinstance(t, Tensor) or t.dim() < 3 or not t.is_floating_point():
+            came = f"{t.dtype} of shape {tuple(t.shape)}" if isinstance(t, Tensor) else repr(type(t).__name__)
             raise ValueError(
                 f"`{name}`: expected a floating-point tensor with a batch, a channel and at least one spatial axis, "
-                f"but got {t.dtype} of shape {tuple(t.shape)}."
+                f"but got {came}."
             )
     if x.dim() != g.dim():
         raise ValueError(f"`g`: expected as many axes as `x`, {tuple(x.shape)}, but got {tuple(g.shape)}.")

@@ -239,7 +239,10 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let everything but collectives pass."""
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
-            raise RuntimeError(f"it calls {func} in a pass that runs on one process alone")
+            raise RuntimeError(
+                f"it calls {func} in a pass that runs on one process alone, so the others would not answer. "
+                "Write a method `normgrad_loss(self, batch)` that returns the loss without that."
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -28,6 +28,12 @@ _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.
 _PLAIN_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
+def check_model(model: object) -> None:
+    """Raise if `model` is no module."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model`: expected a torch.nn.Module, but got {type(model).__name__!r}.")
+
+
 def check_spec(spec: object) -> None:
     """Raise if `spec` cannot name layers at all."""
     names = [spec] if isinstance(spec, str) else spec
@@ -54,7 +60,8 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
         fitting = [name for name in matches if target != "weight" or why_no_weight(layers[name]) is None]
         if not fitting:
             raise ValueError(
-                f'`layers`: `target="weight"` cannot read {pattern!r}: {why_no_weight(layers[matches[0]])}.'
+                f'`layers`: `target="weight"` cannot read {pattern!r}: {why_no_weight(layers[matches[0]])}. '
+                'Use `target="output"`.'
             )
         chosen.update(fitting)
     return [name for name in layers if name in chosen]
@@ -153,10 +160,7 @@ def why_no_weight(layer: nn.Module) -> str | None:
         name for name in ("forward", "_conv_forward") if getattr(own, name, None) is not getattr(kind, name, None)
     ]
     if changed:
-        return (
-            f"{own.__name__} overrides `{kind.__name__}.{changed[0]}`, so the patches it reads are not known. "
-            'Use `target="output"`'
-        )
+        return f"{own.__name__} overrides `{kind.__name__}.{changed[0]}`, so the patches it reads are not known"
     return None
 
 
@@ -260,5 +264,8 @@ def _no_match(pattern: str, layers: Mapping[str, nn.Module]) -> str:
     below = [name for name in layers if name.endswith(f".{pattern}")]
     near = difflib.get_close_matches(pattern, [*layers, AUTO], n=5, cutoff=0.4)
     nearest = list(dict.fromkeys(below + near))[:5]
-    hint = f"Nearest names: {', '.join(nearest)}." if nearest else f"Names begin with {', '.join(list(layers)[:5])}."
+    if nearest:
+        hint = f"Nearest names: {', '.join(nearest)}."
+    else:
+        hint = f"The first names are {', '.join(list(layers)[:5])}." if layers else "The model has no layers inside."
     return f"expected names or globs of the model's layers, but {pattern!r} matches none. {hint}"

@@ -113,7 +113,9 @@ def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) 
             writers.append(TensorBoardPanels(logger))
         elif "DummyLogger" not in names:
             folder = os.path.join(_local_dir(logger) or fallback_dir, "normgrad")
-            notes.append(f"{type(logger).__name__} takes no images here; maps are written to {folder}")
+            notes.append(
+                f"NormGrad writes its panels to {folder}, for it cannot give images to {type(logger).__name__}."
+            )
             if os.path.abspath(folder) not in folders:
                 folders.add(os.path.abspath(folder))
                 writers.append(FilePanels(folder))

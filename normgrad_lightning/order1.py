@@ -27,8 +27,15 @@ from normgrad_lightning.capture import NormGrad, Point, Reading, add_up
 from normgrad_lightning.checks import check_flag, check_positive
 from normgrad_lightning.functional import contrast, corrected_gradient, hessian_factor
 from normgrad_lightning.isolation import HALF, Sandbox, own_pass, widened_copy
-from normgrad_lightning.layers import AUTO, check_spec, match_layers, named_layers
-from normgrad_lightning.passes import LossFunction, auto_layers, check_depends, check_scalar, graph_roots
+from normgrad_lightning.layers import AUTO, check_model, check_spec, match_layers, named_layers
+from normgrad_lightning.passes import (
+    LossFunction,
+    NothingToRead,
+    auto_layers,
+    check_depends,
+    check_scalar,
+    graph_roots,
+)
 
 KINDS = {
     "order1": "what matters for training on the image",
@@ -124,6 +131,7 @@ def order1_maps(
     """
     check_flag("adversarial", adversarial)
     check_flag("per_image", per_image)
+    check_model(model)
     check_spec(layers)
     kind = "adversarial" if adversarial else "order1"
     options: dict[str, Any] = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
@@ -258,7 +266,8 @@ class _Passes:
             recorder.enabled = False
         pairs = recorder.pairs()
         if not pairs:
-            raise ValueError(f"`layers`: {' '.join(recorder.new_problems()) or 'the loss depends on none of them.'}")
+            why = "the loss depends on none of them. Choose layers that the forward pass uses."
+            raise NothingToRead(f"`layers`: {' '.join(recorder.new_problems()) or why}")
         return pairs, gradient
 
     def _pass(self, batch: Any, weights: bool, roots: Sequence[Tensor] = ()) -> _Gradient:
@@ -270,9 +279,11 @@ class _Passes:
             check_scalar(loss)
             if not loss.isfinite():
                 raise NotFinite(f"`loss_fn`: expected a finite loss, but got {loss.item()}.")
-            check_depends(loss, [*learning, *roots], "the model's parameters" if weights else "the chosen layers")
+            what = "the model's parameters" if weights else "the chosen layers"
+            check_depends(loss, [*learning, *roots], self._loss_fn, what)
             gradient = torch.autograd.grad(loss, [*learning, *roots], allow_unused=True)[: len(learning)]
-            check_depends(loss, [g for g in gradient if g is not None] or roots, "the model's parameters")
+            reached = [g for g in gradient if g is not None] or roots
+            check_depends(loss, reached, self._loss_fn, "the model's parameters")
             return list(gradient)
 
         with torch.enable_grad():

@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from normgrad_lightning.batches import copied, map_tensors
 from normgrad_lightning.capture import NormGrad
 from normgrad_lightning.isolation import Sandbox, own_pass
-from normgrad_lightning.layers import AUTO, check_spec, match_layers, named_layers
+from normgrad_lightning.layers import AUTO, check_model, check_spec, match_layers, named_layers
 from normgrad_lightning.scout import Scout
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 """`loss_fn(model, batch)`, a scalar."""
+
+
+class NothingToRead(ValueError):
+    """None of the layers can be read."""
 
 
 def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: Any = None) -> list[str]:
@@ -34,6 +38,7 @@ def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: An
     Raises:
         ValueError: a name that matches nothing, with the nearest names, or `"auto"` without inputs.
     """
+    check_model(model)
     check_spec(spec)
     if spec != AUTO:
         return match_layers(model, spec)
@@ -73,6 +78,7 @@ def order0_maps(
     Returns:
         The map `(N, *S)` of each layer, in the order of the network.
     """
+    check_model(model)
     check_spec(layers)
     options: dict[str, Any] = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
     if layers == AUTO:
@@ -89,7 +95,7 @@ def _order0_maps(
     def loss_and_backward(stand_in: nn.Module) -> None:
         loss = loss_fn(stand_in, copied(batch))
         check_scalar(loss)
-        check_depends(loss, roots)
+        check_depends(loss, roots, loss_fn)
         torch.autograd.grad(loss, roots, allow_unused=True)
 
     known = named_layers(model)
@@ -102,17 +108,23 @@ def _order0_maps(
 
 def check_scalar(loss: object) -> None:
     """Raise if `loss` is no scalar tensor."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(type(loss).__name__)
-        raise ValueError(f"`loss_fn`: expected a scalar tensor, but got {came}. Reduce it, for example with `.mean()`.")
+    if not isinstance(loss, Tensor):
+        raise ValueError(
+            f"`loss_fn`: expected a scalar tensor, but got {type(loss).__name__!r}. Return the loss as a tensor."
+        )
+    if loss.numel() != 1:
+        raise ValueError(
+            f"`loss_fn`: expected a scalar tensor, but got a tensor of shape {tuple(loss.shape)}. "
+            "Reduce it, for example with `.mean()`."
+        )
 
 
-def check_depends(loss: Tensor, on: Sequence[Tensor], what: str = "the chosen layers") -> None:
-    """Raise if `loss` cannot be differentiated by these tensors."""
+def check_depends(loss: Tensor, on: Sequence[Tensor], loss_fn: LossFunction, what: str = "the chosen layers") -> None:
+    """Raise if `loss`, which `loss_fn` gave, cannot be differentiated by these tensors."""
     if not on or not loss.requires_grad:
         raise ValueError(
-            f"`loss_fn`: expected a loss that depends on {what}, but it does not. "
-            "Check that it calls the model it is given, outside of `torch.no_grad()`."
+            f"`{getattr(loss_fn, 'name', 'loss_fn')}`: expected a loss that depends on {what}, but it does not. "
+            "Check that it is computed by the model, without `.detach()` and outside of `torch.no_grad()`."
         )
 
 
@@ -128,7 +140,10 @@ def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, **option
     """What `"auto"` takes in training: of the layers that the gradient reaches, as weights may be frozen."""
     recorder = replayed(model, loss_fn, batch, AUTO, training=False, **options)
     if not recorder.layers:
-        raise ValueError(f"`layers`: {' '.join(recorder.new_problems()) or 'no layer was seen at work.'}")
+        why = (
+            "no layer was seen at work. Hooks see only layers that are called as `layer(x)`, not as `layer.forward(x)`."
+        )
+        raise NothingToRead(f"`layers`: {' '.join(recorder.new_problems()) or why}")
     return recorder.layers
 
 
@@ -159,7 +174,7 @@ def replayed(
         loss = loss_fn(stand_in, copied(batch))
         check_scalar(loss)
         learning = [p for p in stand_ins.values() if p.requires_grad]
-        check_depends(loss, learning, "the model's parameters")
+        check_depends(loss, learning, loss_fn, "the model's parameters")
         torch.autograd.grad(loss, learning, allow_unused=True)
 
     with torch.enable_grad(), own_pass(), NormGrad(model, layers, **options) as recorder:

@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from normgrad_lightning.checks import check_choice
+
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 Picture: TypeAlias = npt.NDArray[np.float32]
 Statistic: TypeAlias = float | Sequence[float] | None
@@ -41,18 +43,10 @@ _PAIR_GAP = 8  # between pairs: what belongs together stands together
 _SLIMMEST = 4  # a tile is at least a quarter as high as it is wide, so that a strip of audio can be seen
 
 
-def check_scale(scale: str) -> None:
-    """Raise a ValueError that lists the known scales if ``scale`` is not one of them."""
-    if scale not in SCALES:
-        raise ValueError(
-            f"`scale`: expected one of {', '.join(map(repr, SCALES))}, got {scale!r}; choose one of these."
-        )
-
-
 def check_colormap(name: str) -> None:
     """Raise a ValueError that suggests near misses if ``name`` is not a colour map of the cmap package."""
     if not isinstance(name, str):
-        raise ValueError(f"`colormap`: expected the name of a colour map in the cmap package, got {name!r}.")
+        raise ValueError(f"`colormap`: expected the name of a colour map in the cmap package, but got {name!r}.")
     _lut(name)
 
 
@@ -66,9 +60,9 @@ def _lut(name: str) -> npt.NDArray[np.float32]:
     except (ValueError, TypeError) as error:
         known = sorted({key.rpartition(":")[2] for key in cmap.Catalog()})
         near = difflib.get_close_matches(str(name).lower(), known)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "try 'inferno' or 'viridis'."
+        hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "Try 'inferno' or 'viridis'."
         raise ValueError(
-            f"`colormap`: expected the name of a colour map in the cmap package, got {name!r}; {hint}"
+            f"`colormap`: expected the name of a colour map in the cmap package, but got {name!r}. {hint}"
         ) from error
     return np.ascontiguousarray(colours[:, :3], dtype=np.float32)
 
@@ -112,7 +106,7 @@ def scale_maps(maps: Floats, scale: str = "image", *, signed: bool = False) -> P
             strengths comparable. Without a range (a constant map; signed: a zero map) the result is 0 (signed: 0.5).
         signed: Keep zero in the middle: the largest value, of either sign, comes out as 0 or 1.
     """
-    check_scale(scale)
+    check_choice("scale", scale, SCALES)
     maps = _wide(maps)
     groups = [maps] if scale == "shared" else maps
     scaled = [_centred(group) if signed else _unit(group, constant=0.0) for group in groups]
@@ -140,8 +134,8 @@ def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Pi
     array = np.asarray(value, dtype=np.float32).reshape(-1)
     if len(array) not in (1, channels):
         raise ValueError(
-            f"`{name}`: expected one number or {channels}, one per channel of the image, got {len(array)}; "
-            f"give the `{name}` of the normalisation the images went through."
+            f"`{name}`: expected one number or {channels}, one for each channel of the image, but got {len(array)}. "
+            f"Give the `{name}` that the images were normalised with."
         )
     return array[:, None, None]
 
@@ -275,7 +269,7 @@ def panel(
         signed: As for ``scale_maps``.
     """
     if len(tiles) != len(maps):
-        raise ValueError(f"`maps`: expected {len(tiles)}, one per tile, got {len(maps)}; give both the same images.")
+        raise ValueError(f"`maps`: expected {len(tiles)}, one for each tile, but got {len(maps)}.")
     planes = _plane(scale_maps(maps, scale, signed=signed))
     count, height, width, _ = tiles.shape
     columns = min(count, 2)

@@ -74,7 +74,8 @@ def infer_layout(
         raise ValueError(f"its shape {shape} has no spatial axis. Choose a layer before the pooling or flattening")
     if image_shape is not None and shape[0] != image_shape[0]:
         raise ValueError(
-            f"its shape {shape} does not begin with the batch size {image_shape[0]}, so it belongs to no one image"
+            f"its shape {shape} does not begin with the batch size {image_shape[0]}, so its values belong to no one "
+            "image. Choose another layer"
         )
     image_grid = None if image_shape is None else tuple(image_shape[2:])
     axes = max(len(shape) - 2, 2) if image_grid is None else len(image_grid)
@@ -82,12 +83,17 @@ def infer_layout(
         return _dense_layout(shape, image_grid, layer, channels_last, of_input)
     if len(shape) == 3:
         if channels_last is False:
-            raise ValueError(f"its shape {shape} cannot have `channels_last=False` for images with {axes} axes")
+            raise ValueError(
+                f"its shape {shape} cannot have `channels_last=False` for images with {axes} axes. "
+                "Leave it at None, or choose other layers"
+            )
         if token_grid is not None and len(token_grid) != axes:
-            raise ValueError(f"`token_grid={tuple(token_grid)}` does not fit images with {axes} axes")
+            raise ValueError(
+                f"`token_grid={tuple(token_grid)}` does not fit images with {axes} axes. Give one number for each axis"
+            )
         grid, prefix = _grid_of_tokens(shape[1], image_grid, patch_grid, token_grid)
         return Layout(grid, channels_last=True, prefix=prefix)
-    raise ValueError(f"its shape {shape} is neither features on {axes} spatial axes nor tokens")
+    raise ValueError(f"its shape {shape} is neither features on {axes} spatial axes nor tokens. Choose another layer")
 
 
 def grid_of_tokens(tokens: int, image_grid: Sequence[int]) -> tuple[tuple[int, ...], int]:
@@ -134,7 +140,7 @@ def _grid_of_tokens(
     if patches is not None and (extra > 1 or math.prod(grid) > math.prod(patches)):
         grid = ()  # the patches are known, and these tokens are neither they nor a coarser grid: text, or queries
     if not grid:
-        seen = "no image was seen" if image_grid is None else f"the image has {tuple(image_grid)} pixels"
+        seen = "no image was seen" if image_grid is None else f"it has {' × '.join(map(str, image_grid))} pixels"
         raise ValueError(
             f"its {tokens} tokens fit no grid of square patches that cover the image ({seen}). "
             "Set `token_grid=(rows, columns)`"

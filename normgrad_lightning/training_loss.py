@@ -51,10 +51,10 @@ def check_training_loss(trainer: Trainer, module: LightningModule, who: str) -> 
             f"{who} need a batch, but `training_step` of {name} takes its own from a `dataloader_iter`. "
             "Let it take a batch, or do without these maps."
         )
-    strategy = type(trainer.strategy).__name__
-    if any(kind in strategy for kind in _SHARDED):
+    strategies = [base.__name__ for base in type(trainer.strategy).__mro__]
+    if any(kind in name for kind in _SHARDED for name in strategies):
         raise ValueError(
-            f"{who} need all weights in one process, but {strategy} spreads them over several. "
+            f"{who} need all weights in one process, but {strategies[0]} spreads them over several. "
             "Do without these maps: order-0 maps of layers that are not compiled need no pass of their own."
         )
 
@@ -69,16 +69,19 @@ class TrainingLoss:
 
     Attributes:
         name: what to call it in a message.
-        scale: what the loss is multiplied by, as a GradScaler does, so that half-precision gradients do not vanish.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         self.name = METHOD if hasattr(module, METHOD) else "training_step"
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._trainer = trainer
         self._batch_idx = batch_idx
         self._is_half = str(trainer.precision) in ("16-true", "bf16-true")
+
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by, as a GradScaler does, so that half-precision gradients do not vanish."""
+        scaler = getattr(self._trainer.precision_plugin, "scaler", None)
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
     def check(self, module: LightningModule) -> None:
         """Raise if a step could not be undone."""

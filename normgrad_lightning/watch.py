@@ -45,6 +45,7 @@ class Live:
 
     def __init__(self, model: nn.Module, layers: str | Sequence[str], **options: Any) -> None:
         self._recorder = NormGrad(model, layers, **options)
+        self._is_watching = False
 
     @property
     def layers(self) -> list[str]:
@@ -55,11 +56,13 @@ class Live:
         """Put the hooks on."""
         self._recorder.clear()
         self._recorder.attach()
+        self._is_watching = True
 
-    def end(self) -> NormGrad:
+    def end(self) -> NormGrad | None:
         """Take them off."""
+        was_watching, self._is_watching = self._is_watching, False
         self._recorder.detach()
-        return self._recorder
+        return self._recorder if was_watching else None
 
 
 class Rehearsal:

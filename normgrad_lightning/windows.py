@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from normgrad_lightning.checks import check_choice
+
 PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 
@@ -47,8 +49,7 @@ class Window:
         padding_mode: str,
     ) -> Window:
         """The window of a convolution with these arguments on a grid of this shape."""
-        if padding_mode not in PADDING_MODES:
-            raise ValueError(f"`padding_mode`: expected one of {sorted(PADDING_MODES)}, but got {padding_mode!r}.")
+        check_choice("padding_mode", padding_mode, PADDING_MODES)
         axes = len(shape)
         kernel = _per_axis("kernel_size", kernel_size, axes)
         steps = _per_axis("stride", stride, axes)
@@ -151,11 +152,11 @@ class Window:
 
 def _per_axis(name: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
     """One number for each axis, as torch's convolutions take them."""
-    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
     if len(values) == 1:
         values *= axes
     least = 0 if name == "padding" else 1
-    if len(values) != axes or min(values) < least:
+    if len(values) != axes or any(not isinstance(v, int) or v < least for v in values):
         raise ValueError(f"`{name}`: expected a number of at least {least}, or {axes} of them, but got {value!r}.")
     return values
 

@@ -33,7 +33,7 @@ def test_a_name_with_glob_characters_is_taken_literally_first():
         ("conv2", "'conv2' matches none. Nearest names: stage1.conv2, stage2.conv2"),
         ("Auto", "'Auto' matches none. Nearest names: auto"),
         ("Stage1.conv1", "'Stage1.conv1' matches none. Nearest names: stage1.conv1"),
-        (["stage1", "layer*"], r"'layer\*' matches none. (Nearest names|Names begin with)"),
+        (["stage1", "layer*"], r"'layer\*' matches none. (Nearest names:|The first names are)"),
         ("", "expected \"auto\", a layer's name, a glob or a list of these, but got ''"),
         ([], r"but got \[\]"),
         (3, "but got 3"),

@@ -88,7 +88,7 @@ def test_other_loggers_get_files_and_a_note(loggers, tmp_path):
     (writer,), (note,) = panel_writers([logger], tmp_path / "unused")
     assert isinstance(writer, FilePanels)
     assert writer.where == f"{logger.log_dir}/normgrad"
-    assert note == f"CSVLogger takes no images here; maps are written to {logger.log_dir}/normgrad"
+    assert note == (f"NormGrad writes its panels to {logger.log_dir}/normgrad, for it cannot give images to CSVLogger.")
     assert not list(tmp_path.iterdir())
 
     log(writer, make_panel())
@@ -139,7 +139,7 @@ def test_folder_is_the_loggers_own_else_the_fallback(tmp_path):
     loggers = [SaveDirOnly(tmp_path / "own"), Folderless(), SaveDirOnly("s3://bucket/run")]
     writers, notes = panel_writers(loggers, tmp_path / "fallback")
     assert [w.where for w in writers] == [str(tmp_path / "own/normgrad"), str(tmp_path / "fallback/normgrad")]
-    assert [note.split()[0] for note in notes] == ["SaveDirOnly", "Folderless", "SaveDirOnly"]
+    assert [note.split()[-1].rstrip(".") for note in notes] == ["SaveDirOnly", "Folderless", "SaveDirOnly"]
     for writer in writers:
         log(writer, make_panel())
     written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}

@@ -824,7 +824,7 @@ def test_the_last_two_passes_compute_no_weight_gradient_and_end_at_the_lowest_la
         (lambda m, b: torch.ones(()), "`loss_fn`: expected a loss that depends on the model's parameters"),
         (lambda m, b: m(b[0]).detach().sum(), "`loss_fn`: expected a loss that depends on the model's parameters"),
         (lambda m, b: b[0].requires_grad_().sum(), "`loss_fn`: expected a loss that depends on the model's parameters"),
-        (torch.no_grad()(loss_fn), "Check that it calls the model it is given, outside of `torch.no_grad()`"),
+        (torch.no_grad()(loss_fn), "Check that it is computed by the model, without `.detach()` and outside of"),
         (lambda m, b: m[-1].weight.sum(), "`layers`: the loss depends on none of them"),
     ],
 )

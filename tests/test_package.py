@@ -14,7 +14,7 @@ PACKAGE = Path(normgrad_lightning.__file__).parent
 # What each module may import of the package. Nothing else, so that no arrow is ever turned round.
 ARROWS = {
     "__init__": {"functional", "callback", "capture", "order1", "passes"},
-    "windows": set(),
+    "windows": {"checks"},
     "products": {"windows"},
     "functional": {"products", "windows"},
     "checks": set(),
@@ -22,7 +22,7 @@ ARROWS = {
     "isolation": set(),
     "batches": set(),
     "tokens": set(),
-    "render": set(),
+    "render": {"checks"},
     "panels": {"checks", "render"},
     "loggers": set(),
     "layers": {"isolation", "tokens"},

@@ -19,7 +19,6 @@ from normgrad_lightning.render import (
     SCALES,
     SIGNED_COLORMAP,
     check_colormap,
-    check_scale,
     display_image,
     input_tiles,
     jpeg,
@@ -126,9 +125,7 @@ def test_a_signed_map_without_values_is_neutral_and_a_broken_one_ignores_what_is
 
 
 def test_unknown_scale_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"`scale`: expected one of 'image', 'shared', got 'global'"):
-        check_scale("global")
-    with pytest.raises(ValueError, match="`scale`"):
+    with pytest.raises(ValueError, match=r"`scale`: expected one of 'image', 'shared', but got 'global'"):
         scale_maps(np.zeros((1, 2, 2)), "global")
 
 
@@ -179,7 +176,7 @@ def test_display_image_takes_bytes_and_a_mean_or_a_std_alone():
 
 @pytest.mark.parametrize("name", ["mean", "std"])
 def test_mean_or_std_of_the_wrong_length_is_refused(name):
-    with pytest.raises(ValueError, match=rf"`{name}`: expected one number or 3, one per channel.*got 2; give"):
+    with pytest.raises(ValueError, match=rf"`{name}`: expected one number or 3, one for each channel.*but got 2. Give"):
         display_image(np.zeros((3, 4, 4)), **{name: (0.5, 0.5)})
 
 
@@ -334,7 +331,7 @@ def test_panel_shows_each_input_beside_its_overlay(data):
 
 
 def test_panel_needs_a_map_per_tile():
-    with pytest.raises(ValueError, match="`maps`: expected 2, one per tile, got 3"):
+    with pytest.raises(ValueError, match="`maps`: expected 2, one for each tile, but got 3"):
         panel(input_tiles(np.zeros((2, 1, 4, 4))), np.zeros((3, 2, 2)))
 
 
@@ -359,12 +356,12 @@ def test_known_colormaps_pass(name):
 
 @pytest.mark.parametrize(("wrong", "right"), [("infrno", "inferno"), ("viridiss", "viridis"), ("Magna", "magma")])
 def test_an_unknown_colormap_is_refused_with_near_misses(wrong, right):
-    with pytest.raises(ValueError, match=rf"`colormap`: expected .*, got '{wrong}'; did you mean .*'{right}'"):
+    with pytest.raises(ValueError, match=rf"`colormap`: expected .*, but got '{wrong}'. Did you mean .*'{right}'"):
         check_colormap(wrong)
 
 
 def test_a_hopeless_colormap_is_refused_with_examples():
-    with pytest.raises(ValueError, match=r"got '12345678'; try 'inferno'"):
+    with pytest.raises(ValueError, match=r"got '12345678'. Try 'inferno'"):
         check_colormap("12345678")
 
 
