@@ -212,10 +212,11 @@ class NormGradCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
-        self._last_event = state_dict["last_event"]
-        self._last_order1 = state_dict["last_order1"]
-        version, numbers, gauss = state_dict["random"]
-        self._random.setstate((version, tuple(numbers), gauss))
+        with self._guard("going on with the schedule of a checkpoint (of another version?)"):
+            self._last_event = state_dict["last_event"]
+            self._last_order1 = state_dict["last_order1"]
+            version, numbers, gauss = state_dict["random"]
+            self._random.setstate((version, tuple(numbers), gauss))
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy carries (as for spawned processes): nothing that belongs to this one's run."""

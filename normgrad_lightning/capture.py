@@ -117,6 +117,7 @@ class NormGrad:
         self._ran: dict[str, None] = {}
         self._reached: set[str] = set()
         self._reasons: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._told: set[str] = set()
         self._handles: dict[str, RemovableHandle] = {}
 
@@ -226,8 +227,10 @@ class NormGrad:
 
     def failed(self, name: str, error: Exception) -> None:
         """Take note of an error in a hook: a refusal of ours, or something nobody expected."""
-        expected = isinstance(error, ValueError)
-        self._reasons.setdefault(name, str(error) if expected else f"{type(error).__name__}: {error}")
+        if isinstance(error, ValueError):
+            self._reasons.setdefault(name, str(error))
+        else:
+            self._errors.setdefault(name, f"{type(error).__name__}: {error}")
 
     def _see_input(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
         if self.enabled:
@@ -286,9 +289,10 @@ class NormGrad:
             return
         latest = self._latest.get(use.name)
         if latest is None or latest.backward != backward or use.entry_number < latest.entry_number:
-            latest = self._latest[use.name] = _Latest(backward, use)
+            latest = _Latest(backward, use)
         if use.entry_number == latest.entry_number:
             latest.parts.append((use.number, use.reading(gradient[: self._num_images])))
+            self._latest[use.name] = latest  # not before: the reading may fail
         self._reached.add(use.name)
         self._scout.end_step()
 
@@ -314,9 +318,11 @@ class NormGrad:
                 yield f"NormGrad found no layer to read: {self._why_nothing()}."
             return
         for name in self._names:
-            if name in self._reached:
+            if name in self._errors:
+                yield f"NormGrad cannot read the layer {name!r}: {self._errors[name]}."
+            elif name in self._reached:
                 continue
-            if name in self._reasons:
+            elif name in self._reasons:
                 yield f"NormGrad cannot read the layer {name!r}: {self._reasons[name]}."
             elif self._reached and name not in self._ran:
                 yield f"NormGrad cannot read the layer {name!r}: the forward pass does not call it."
@@ -329,6 +335,8 @@ class NormGrad:
                 "no module was given an image, a floating-point tensor (N, C, H, W). "
                 "It needs a model that is trained on images, signals or volumes"
             )
+        if self._errors:
+            return next(iter(self._errors.values()))
         reason = "no layer that gives features on a grid gets a gradient"
         if self._has_compiled_parts:
             return f"{reason}. Parts of the model are compiled, and those are read at their border only"

@@ -1,6 +1,6 @@
 """Hooks that cannot harm their host: they never raise, own nothing, and copy and pickle as nothing.
 
-Compiled code does not see them: what they compute would become part of it, be fused with the rest, and change its bits.
+Compiled and traced code does not see them: what they compute would become part of it and change its bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hook:
 
     def __call__(self, layer: nn.Module, *args: Any) -> None:
         """Forward the call; the return value None leaves everything as it is."""
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return
         method = self._method()
         if method is None:

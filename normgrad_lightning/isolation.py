@@ -290,11 +290,11 @@ class _PythonState:
 
     def restore(self) -> None:
         """Put everything back that is not as it was, also if some of it cannot be."""
-        errors = []
+        errors: list[BaseException] = []
         for restore in self._restores:
             try:
                 restore()
-            except Exception as error:
+            except BaseException as error:  # Ctrl-C must wait, too: half of the model would have a pass's weights
                 errors.append(error)
         if errors:
             raise errors[0]

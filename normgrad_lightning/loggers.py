@@ -50,6 +50,31 @@ def check_room(folder: str | os.PathLike[str], size: int) -> None:
         raise OSError(errno.ENOSPC, left, str(folder))
 
 
+def check_file(path: str | os.PathLike[str], size: int) -> None:
+    """Raise an OSError if ``size`` bytes more cannot be added to this file, or would leave too little of its limit.
+
+    It must be found out here: a writer of TensorBoard that fails once fails for good.
+    """
+    if "://" in str(path):
+        return
+    with open(path, "ab") as file:
+        end = file.tell() + size
+    limit = _largest_file()
+    if limit is not None and end > limit - min(RESERVE, limit // 10):
+        left = f"files may have {limit / 2**20:.1f} MB (ulimit -f), and the rest is for the run's own values"
+        raise OSError(errno.EFBIG, left, str(path))
+
+
+def _largest_file() -> int | None:
+    """Return how many bytes a file of this process may have; None if there is no limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 class TensorBoardPanels:
     """Writes panels to the event file of a ``TensorBoardLogger``, on rank 0.
 
@@ -64,10 +89,12 @@ class TensorBoardPanels:
         """Write the JPEG as it is, as an image summary."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
-        check_room(self._logger.log_dir, len(jpeg))
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=jpeg)
         summary = Summary(value=[Summary.Value(tag=tag, image=image)])
-        self._logger.experiment._get_file_writer().add_summary(summary, step)
+        writer = self._logger.experiment._get_file_writer()
+        check_room(self._logger.log_dir, len(jpeg))
+        check_file(writer.event_writer._file_name, len(jpeg))
+        writer.add_summary(summary, step)
 
     def flush(self) -> None:
         """Hand over to the system what waits in the process; a remote store would take the whole file anew."""
@@ -88,8 +115,11 @@ class FilePanels:
         path = self._folder / tag / f"step_{step:08d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_bytes(jpeg)
-        partial.replace(path)
+        try:
+            partial.write_bytes(jpeg)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def flush(self) -> None:
         """Nothing waits."""

@@ -131,6 +131,10 @@ class Here:
         self.patch.setattr("normgrad_lightning.loggers.shutil.disk_usage", lambda _: disk)
         return self
 
+    def with_small_files(self) -> Here:
+        self.patch.setattr("normgrad_lightning.loggers._largest_file", lambda: 100)
+        return self
+
 
 def compiled(module: Any) -> Any:
     return torch.compile(module, backend="eager")
@@ -947,6 +951,17 @@ CASES: dict[str, Case] = {
         "NormGrad failed at writing to TensorBoard (…/lightning_logs/version_0), and training goes on: OSError: "
         "[Errno 28] 10.0 MB are left on the disk, and they are for the run's own files: "
         "'…/lightning_logs/version_0'",
+    ),
+    "failed: writing to a file with a limit": warning(
+        lambda here: here.with_small_files().train(trainer={"logger": TensorBoardLogger(here.folder)}),
+        "NormGrad failed at writing to TensorBoard (…/lightning_logs/version_0), and training goes on: OSError: "
+        "[Errno 27] files may have 0.0 MB (ulimit -f), and the rest is for the run's own values: "
+        "'…/lightning_logs/version_0/…'",
+    ),
+    "failed: resuming": warning(
+        lambda _: NormGradCallback().load_state_dict({"last_event": 5}),
+        "NormGrad failed at going on with the schedule of a checkpoint (of another version?), and training goes on: "
+        "KeyError: 'last_order1'",
     ),
     # What is read, and where it goes
     "info: nowhere": info(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import works_with
 from networks import ResNet, batch
 
 from normgrad_lightning import NormGradCallback, callback, capture, order1
@@ -60,6 +61,10 @@ def test_the_docstrings_examples_run(module):
     results = doctest.testmod(module)
     assert results.attempted >= 3
     assert results.failed == 0
+
+
+def test_the_table_of_what_it_works_with_is_that_of_the_tests():
+    assert works_with.table() in README, "`python tests/works_with.py` writes it anew"
 
 
 def test_nothing_is_left_to_fill_in():
