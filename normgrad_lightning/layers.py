@@ -184,6 +184,7 @@ def choose(sightings: Sequence[Sighting]) -> list[str]:
     for s in sightings:
         grids[s.name].add(s.layout.grid)
     usable = [s for s in sightings if len(grids[s.name]) == 1 and math.prod(s.layout.grid) > 1 and _learns(s)]
+    usable = _without_windows(usable)
     ends: dict[tuple[int, ...], Sighting] = {}
     for s in usable:
         rival = ends.get(s.layout.grid)
@@ -194,6 +195,20 @@ def choose(sightings: Sequence[Sighting]) -> list[str]:
         return _evenly_spaced(_blocks(usable))
     last = list(ends.values())[-MAX_AUTO_LAYERS:]
     return [_representative(end, last, usable) for end in last]
+
+
+def _without_windows(sightings: Sequence[Sighting]) -> list[Sighting]:
+    """The sightings without those whose axes only look like a grid: attention's windows, and what they hold.
+
+    The cells of a grid that was seen before are cut into windows, so there are as many of them. And a layer without
+    weights tells nothing of its axes: some layer with weights must be on the same grid.
+    """
+    with_weights = {s.layout.grid for s in sightings if _has_weights(s.layer)}
+    first: dict[int, tuple[int, ...]] = {}
+    for s in sightings:
+        if s.layout.grid in with_weights:
+            first.setdefault(math.prod(s.layout.grid), s.layout.grid)
+    return [s for s in sightings if first.get(math.prod(s.layout.grid)) == s.layout.grid]
 
 
 def _detours(s: Sighting, grids: Mapping[str, set[tuple[int, ...]]]) -> int:

@@ -47,6 +47,15 @@ def vit():
     return model, (64, 64), _classify
 
 
+def maxvit():
+    """Attention in windows: what is inside of these is on no grid of the image."""
+    model = models.MaxVit(
+        (64, 64), 8, 2, block_channels=[8, 16, 24], block_layers=[1, 2, 1], head_dim=4, stochastic_depth_prob=0.1,
+        num_classes=7,
+    )  # fmt: skip
+    return model, (64, 64), _classify
+
+
 # The grid of each layer that auto takes, on an image of 64 × 96.
 DEPTHS = {
     "resnet18": (
@@ -71,6 +80,7 @@ DEPTHS = {
     ),
     "swin": (classifier("swin_t"), {"features.1.1": 4, "features.3.1": 8, "features.5.5": 16, "norm": 32}),
     "vit": (vit, {f"encoder.layers.encoder_layer_{i}": 16 for i in range(5)}),
+    "maxvit": (maxvit, {"stem.1": 2, "blocks.0": 4, "blocks.1": 8, "blocks.2": 16}),
     "densenet": (
         classifier("densenet121"),
         {

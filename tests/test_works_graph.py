@@ -270,8 +270,8 @@ def test_a_frozen_backbone(tmp_path, layers):
         layers=LAYERS[1:],
         order1_layers=LAYERS[1:] if layers == "auto" else LAYERS,
     )
-    frozen = "NormGrad cannot read the layer 'net.stage1': it gets no gradient, for it and all before it is frozen."
-    assert watched.warned == ([] if layers == "auto" else [frozen])
+    frozen = "NormGrad cannot read the layer 'net.stage1': it gets no gradient, for it and all before it are frozen"
+    assert [told[: len(frozen)] for told in watched.warned] == ([] if layers == "auto" else [frozen])
 
 
 def normed(kind):
