@@ -23,7 +23,8 @@ from normgrad_lightning.checks import (
     check_grid,
     check_whole,
 )
-from normgrad_lightning.layers import AUTO, TARGETS, check_spec, is_compiled
+from normgrad_lightning.isolation import CAN_RUN_EAGERLY
+from normgrad_lightning.layers import AUTO, TARGETS, check_spec, compiled_layers, is_compiled
 from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
 from normgrad_lightning.panels import Look, Panel
@@ -181,6 +182,7 @@ class NormGradCallback(Callback):
         self._chosen: list[int] | None = None
         self._event: int | None = None
         self._loss_scale = 1.0
+        self._hint = ""
         self._announced = False
         self._warned: set[str] = set()
         self._random = random.Random(RANDOM_SEED)
@@ -247,17 +249,18 @@ class NormGradCallback(Callback):
 
     def _choose_watch(self, trainer: Trainer, pl_module: LightningModule) -> Watch | None:
         """Training itself where it can be read, else a rehearsal; None, and a warning, if neither can be had."""
+        self._hint = ""
         if must_rehearse(pl_module, self.layers, self.target):
             try:
                 return self._rehearsal(trainer, pl_module)
             except ValueError as error:
                 if self.layers != AUTO:
                     raise
-                why = str(error)
-        else:
-            why = "Before torch 2.6, nothing in it can be read."
+                self._hint = f" {error}"
+        elif not CAN_RUN_EAGERLY and compiled_layers(pl_module):
+            self._hint = " Before torch 2.6, nothing can be read inside of compiled code."
         if is_compiled(pl_module):
-            self._complain(f"NormGrad shows nothing, for the whole module is compiled. {why}")
+            self._complain(f"NormGrad shows nothing, for the whole module is compiled.{self._hint}")
             return None
         return Live(pl_module, self.layers, **self._options_of_watch())
 
@@ -283,8 +286,7 @@ class NormGradCallback(Callback):
         self._saw_backward, self._loss_scale = False, 1.0
         loss = TrainingLoss(trainer, pl_module, batch_idx)
         if self._order1_is_due:
-            whole = " on single images (`per_image=False` takes the batch whole)" if self.per_image else ""
-            with self._guard(f"the order-1 passes{whole}"):
+            with self._guard("the order-1 passes" + (" on single images" if self.per_image else "")):
                 self._run_order1(self._watch, loss, pl_module, batch)
         with self._guard("a rehearsal of the training step" if self._watch.rehearses else "attaching the hooks"):
             self._begin_watch(self._watch, loss, pl_module, batch)
@@ -443,7 +445,7 @@ class NormGradCallback(Callback):
     def _report(self, recorder: NormGrad, maps: Mapping[str, Tensor]) -> None:
         """Tell what cannot be read, and what there is nothing to see in, each once."""
         for problem in recorder.new_problems():
-            self._complain(problem)
+            self._complain(problem + self._hint)
         for name in (name for name, m in maps.items() if not m.any()):
             self._warn_once(
                 f"NormGrad: the map of {name!r} is zero everywhere, so no gradient reaches its locations. At the first "

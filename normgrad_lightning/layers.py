@@ -52,7 +52,7 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
     layers = named_layers(model)
     aliases = _aliases(model, layers)
     chosen: set[str] = set()
-    for pattern in [spec] if isinstance(spec, str) else spec:
+    for pattern in map(clean_name, [spec] if isinstance(spec, str) else spec):
         known = [pattern] if pattern in aliases else [n for n in aliases if _fits(n.split("."), pattern.split("."))]
         matches = [aliases[name] for name in known]
         if not matches:

@@ -47,7 +47,7 @@ class Scout:
 
     Images enter where a network is called from outside of any other: `training_step` may call several, or one several
     times. The image is what the first convolution inside reads (what the network saw, after every augmentation), or
-    else what the network was given.
+    else what the network was given. A generator that is given noise sees none.
 
     Args:
         model: the model to watch.
@@ -83,6 +83,8 @@ class Scout:
         self._open: list[str] = []
         self._called: set[str] = set()
         self._awaits_images = True
+        self._is_imageless = False
+        self._entry_before: Entry | None = None
         self._entries = 0
         self._sighted_in: dict[str, int] = {}
         self._last_tensor: tuple[Callable[[], Tensor | None], int] = (lambda: None, -1)
@@ -151,6 +153,7 @@ class Scout:
         self._open.clear()
         self._called.clear()
         self._awaits_images = True
+        self._is_imageless = False
 
     def failed(self, name: str, error: Exception) -> None:
         """Take note of an error in a hook."""
@@ -191,9 +194,18 @@ class Scout:
             self._awaits_images |= name in self._called or t is None or not t.requires_grad
             self._called.add(name)
             self._doors.add(name)
+            self._begin_call(_is_noise((args, kwargs)))
         self._open.append(name)
-        if t is not None and t.dim() >= 3 and math.prod(t.shape[2:]) > 1:
+        if t is not None and _is_spatial(t) and not self._is_imageless:
             self._consider(name, layer, t)
+
+    def _begin_call(self, is_noise: bool) -> None:
+        """A network is called from outside: what a generator makes of noise belongs to no image."""
+        if self._is_imageless:
+            self.entry = self._entry_before
+        self._is_imageless = is_noise
+        if is_noise:
+            self._entry_before, self.entry = self.entry, None
 
     def _consider(self, name: str, layer: nn.Module, t: Tensor) -> None:
         """Take `t` for images that enter, if that is what it is."""
@@ -243,6 +255,16 @@ def _lone_tensor(output: Any) -> Tensor | None:
         return output
     candidates = [t for t in floating_tensors(output) if t.dim() >= 3]
     return candidates[0] if len(candidates) == 1 else None
+
+
+def _is_spatial(t: Tensor) -> bool:
+    return t.dim() >= 3 and math.prod(t.shape[2:]) > 1
+
+
+def _is_noise(nested: Any) -> bool:
+    """Whether a network is given numbers that are neither images nor features of any."""
+    tensors = list(floating_tensors(nested))
+    return bool(tensors) and not any(t.requires_grad or _is_spatial(t) for t in tensors)
 
 
 def _convolves(layer: nn.Module, t: Tensor) -> bool:

@@ -741,6 +741,7 @@ def test_compiled_parts_are_read_at_their_border_and_keep_their_bits(tmp_path):
 def test_before_torch_2_6_a_module_compiled_as_a_whole_is_told_and_trains(tmp_path, monkeypatch):
     monkeypatch.setattr("normgrad_lightning.watch.CAN_RUN_EAGERLY", False)
     monkeypatch.setattr("normgrad_lightning.isolation.CAN_RUN_EAGERLY", False)
+    monkeypatch.setattr("normgrad_lightning.callback.CAN_RUN_EAGERLY", False)
     module = torch.compile(lit(), backend="eager")
     with pytest.warns(UserWarning, match="NormGrad shows nothing, for the whole module is compiled. Before torch 2.6"):
         trainer = fit(module, [NormGradCallback()], tmp_path)

@@ -726,6 +726,28 @@ def test_a_teacher_does_not_take_the_students_place(layers, order, mode):
             assert torch.equal(recorder.images, images)
 
 
+class Generator(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 48), nn.Unflatten(1, (8, 2, 3)), nn.ConvTranspose2d(8, 8, 4, 4), nn.ReLU())
+        self.append(nn.ConvTranspose2d(8, 3, 2, 2))
+
+
+@pytest.mark.parametrize("first", ["real", "fake"])
+def test_what_a_generator_makes_of_noise_belongs_to_no_image(first):
+    """Neither to the discriminator's images nor to features of its own, whichever network is called first."""
+    model = nn.ModuleDict({"maker": Generator(), "judge": nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())})
+    images, noise = torch.randn(2, 3, 16, 24), torch.randn(2, 6)
+    with NormGrad(model, ["maker.3", "judge.0"]) as recorder:
+        for _ in range(2):
+            parts = [lambda: model.judge(images).mean(), lambda: -model.judge(model.maker(noise)).mean()]
+            sum(part() for part in (parts if first == "real" else parts[::-1])).backward()
+            maps = recorder.maps
+            fake = model.maker(noise).detach()
+            assert {name: m.shape for name, m in maps.items()} == {"maker.3": (2, 8, 12), "judge.0": (2, 14, 22)}
+            assert recorder.images_of("maker.3") is None
+            assert torch.equal(recorder.images_of("judge.0"), images if first == "real" else fake)
+
+
 def test_two_networks_in_one_backward_keep_to_their_own_images():
     model, images, others = two_networks()
     with NormGrad(model, ["net.stage2", "other.stage2"]) as recorder:

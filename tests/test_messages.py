@@ -124,6 +124,7 @@ class Here:
     def before_torch_2_6(self) -> Here:
         self.patch.setattr("normgrad_lightning.watch.CAN_RUN_EAGERLY", False)
         self.patch.setattr("normgrad_lightning.isolation.CAN_RUN_EAGERLY", False)
+        self.patch.setattr("normgrad_lightning.callback.CAN_RUN_EAGERLY", False)
         return self
 
     def with_little_room(self) -> Here:
@@ -138,6 +139,11 @@ class Here:
 
 def compiled(module: Any) -> Any:
     return torch.compile(module, backend="eager")
+
+
+def with_compiled_net(module: Any) -> Any:
+    module.net = compiled(module.net)
+    return module
 
 
 def in_a_pass_of_ours(module: Lit) -> bool:
@@ -812,11 +818,18 @@ CASES: dict[str, Case] = {
     ),
     "setup: all compiled": warning(
         lambda here: here.before_torch_2_6().train(compiled(Lit()), layers="auto"),
-        "NormGrad shows nothing, for the whole module is compiled. Before torch 2.6, nothing in it can be read.",
+        "NormGrad shows nothing, for the whole module is compiled. Before torch 2.6, nothing can be read inside of "
+        "compiled code.",
     ),
     "setup: all compiled, manual optimisation": warning(
         lambda here: here.train(compiled(Manual()), layers="auto"),
         "NormGrad shows nothing, for the whole module is compiled. "
+        + write_a_loss("`layers`: maps of layers inside of compiled code"),
+    ),
+    "setup: the network compiled, manual optimisation": warning(
+        lambda here: here.train(with_compiled_net(Manual()), layers="auto"),
+        "NormGrad found no layer to read: no layer that gives features on a grid gets a gradient. Parts of the model "
+        "are compiled, and those are read at their border only. "
         + write_a_loss("`layers`: maps of layers inside of compiled code"),
     ),
     "setup: a logger without images": warning(
@@ -874,7 +887,7 @@ CASES: dict[str, Case] = {
     # What fails while training
     "failed: on single images": warning(
         lambda here: here.train(batch=(images(), labels(), torch.ones(9, 6)), **ORDER1),
-        "NormGrad failed at the order-1 passes on single images (`per_image=False` takes the batch whole), and "
+        "NormGrad failed at the order-1 passes on single images, and "
         "training goes on: CannotSlice: `batch`: expected tensors, tuples, dicts, dataclasses and lists of these "
         "with one part for each image, but `2` has shape (9, 6), which does not begin with 2. Set "
         "`per_image=False`, which takes the batch as it is.",

@@ -36,6 +36,7 @@ ARROWS = {
         "batches",
         "capture",
         "checks",
+        "isolation",
         "layers",
         "loggers",
         "order1",
