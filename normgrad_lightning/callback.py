@@ -183,6 +183,7 @@ class NormGradCallback(Callback):
         self._event: int | None = None
         self._loss_scale = 1.0
         self._hint = ""
+        self._compiled: list[str] = []
         self._announced = False
         self._warned: set[str] = set()
         self._random = random.Random(RANDOM_SEED)
@@ -244,12 +245,13 @@ class NormGradCallback(Callback):
         """Check on every rank that the layers can be had; watch them on rank 0."""
         if not self.enabled:
             return
-        watch = self._choose_watch(trainer, pl_module)
-        self._watch = watch if trainer.is_global_zero else None
+        with self._guard("looking at the model", but=(ValueError,)):
+            watch = self._choose_watch(trainer, pl_module)
+            self._watch = watch if trainer.is_global_zero else None
 
     def _choose_watch(self, trainer: Trainer, pl_module: LightningModule) -> Watch | None:
         """Training itself where it can be read, else a rehearsal; None, and a warning, if neither can be had."""
-        self._hint = ""
+        self._hint, self._compiled = "", compiled_layers(pl_module)
         if must_rehearse(pl_module, self.layers, self.target):
             try:
                 return self._rehearsal(trainer, pl_module)
@@ -257,7 +259,7 @@ class NormGradCallback(Callback):
                 if self.layers != AUTO:
                     raise
                 self._hint = f" {error}"
-        elif not CAN_RUN_EAGERLY and compiled_layers(pl_module):
+        elif not CAN_RUN_EAGERLY and self._compiled:
             self._hint = " Before torch 2.6, nothing can be read inside of compiled code."
         if is_compiled(pl_module):
             self._complain(f"NormGrad shows nothing, for the whole module is compiled.{self._hint}")
@@ -284,12 +286,20 @@ class NormGradCallback(Callback):
             return
         self._event, self._order1, self._chosen, self._excuse = step, None, None, None
         self._saw_backward, self._loss_scale = False, 1.0
+        self._watch = self._renewed(self._watch, trainer, pl_module)
         loss = TrainingLoss(trainer, pl_module, batch_idx)
         if self._order1_is_due:
             with self._guard("the order-1 passes" + (" on single images" if self.per_image else "")):
                 self._run_order1(self._watch, loss, pl_module, batch)
         with self._guard("a rehearsal of the training step" if self._watch.rehearses else "attaching the hooks"):
             self._begin_watch(self._watch, loss, pl_module, batch)
+
+    def _renewed(self, watch: Watch, trainer: Trainer, pl_module: LightningModule) -> Watch:
+        """The same watch; maybe another, if something was compiled since it was chosen."""
+        with self._guard("looking at the model"):
+            if isinstance(watch, Live) and compiled_layers(pl_module) != self._compiled:
+                return self._choose_watch(trainer, pl_module) or watch
+        return watch
 
     def _begin_watch(self, watch: Watch, loss: TrainingLoss, pl_module: LightningModule, batch: Any) -> None:
         if watch.rehearses:
@@ -332,6 +342,12 @@ class NormGradCallback(Callback):
         if recorder is not None:
             recorder.clear()
         self._order1 = None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the hooks off where a batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
+        if self._event is not None and self._watch is not None:
+            self._event = self._order1 = None
+            self._watch.end()
 
     def _tell_excuse(self) -> None:
         """Tell why a pass of our own gave nothing for a batch that training learned from."""
@@ -444,7 +460,7 @@ class NormGradCallback(Callback):
 
     def _report(self, recorder: NormGrad, maps: Mapping[str, Tensor]) -> None:
         """Tell what cannot be read, and what there is nothing to see in, each once."""
-        for problem in recorder.new_problems():
+        for problem in recorder.new_problems(after_backward=recorder.has_run and self._saw_backward):
             self._complain(problem + self._hint)
         for name in (name for name, m in maps.items() if not m.any()):
             self._warn_once(
@@ -517,12 +533,12 @@ class NormGradCallback(Callback):
                     writer.log_panel(tag, step, encoded, height=height, width=width)
 
     @contextmanager
-    def _guard(self, doing: str) -> Iterator[None]:
-        """A failure inside is told once and stops nothing, unless `on_error="raise"`."""
+    def _guard(self, doing: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """A failure inside is told once and stops nothing, unless `on_error="raise"`; `but` these are the user's."""
         try:
             yield
         except Exception as error:
-            if self.on_error == "raise":
+            if self.on_error == "raise" or isinstance(error, but):
                 raise
             kind = type(error).__name__
             self._warn_once(f"NormGrad failed at {doing}, and training goes on: {kind}: {error}", f"{doing}: {kind}")

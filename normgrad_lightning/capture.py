@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from normgrad_lightning.checks import check_choice, check_flag, check_grid, check_whole
-from normgrad_lightning.hooks import Hook, current_backward, first_tensor
+from normgrad_lightning.hooks import Hook, current_backward, first_tensor, on_forward
 from normgrad_lightning.isolation import runs_eagerly
 from normgrad_lightning.layers import (
     AUTO,
@@ -29,7 +29,7 @@ from normgrad_lightning.layers import (
     is_compiled,
     match_layers,
     named_layers,
-    without_fast_path,
+    with_fast_path,
 )
 from normgrad_lightning.products import OuterProducts
 from normgrad_lightning.scout import Entry, Scout
@@ -115,11 +115,14 @@ class NormGrad:
         self._uses = 0
         self._hooked: MutableMapping[Tensor, set[str]] = WeakIdKeyDictionary()
         self._ran: dict[str, None] = {}
+        self._without_graph: set[str] = set()
+        self._step = 0
         self._reached: set[str] = set()
         self._reasons: dict[str, str] = {}
         self._errors: dict[str, str] = {}
         self._told: set[str] = set()
         self._handles: dict[str, RemovableHandle] = {}
+        self._on_leaves: list[RemovableHandle] = []
 
     def __enter__(self) -> NormGrad:
         self.attach()
@@ -134,16 +137,13 @@ class NormGrad:
             return
         try:
             self._scout.attach()
-            closed = without_fast_path(self._model)
+            apart = with_fast_path(self._model)
             for name in self._names:
                 layer = self._layers[name]
-                if layer in closed:
-                    self._reasons.setdefault(name, "it is in eval mode, where a hook would change which code runs")
-                    continue
-                if self._target == "input":
+                if self._target == "input" and layer not in apart:
                     handle = layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True)
                 else:
-                    handle = layer.register_forward_hook(Hook(self._see_output, name), with_kwargs=True)
+                    handle = on_forward(layer, Hook(self._see_output, name), apart=layer in apart)
                 self._handles[name] = handle
         except BaseException:
             self.detach()
@@ -152,6 +152,8 @@ class NormGrad:
     def detach(self) -> None:
         """Take all hooks off; the maps stay."""
         self._scout.detach()
+        while self._on_leaves:
+            self._on_leaves.pop().remove()
         while self._handles:
             self._handles.popitem()[1].remove()
 
@@ -218,10 +220,14 @@ class NormGrad:
         }
         return {name: [reading for _, reading in parts] for name, parts in latest.items()}
 
-    def new_problems(self) -> list[str]:
-        """A sentence for each layer that cannot be read, and for each error of ours; none is told twice."""
+    def new_problems(self, *, after_backward: bool = False) -> list[str]:
+        """A sentence for each layer that cannot be read, and for each error of ours; none is told twice.
+
+        Args:
+            after_backward: whether there has been a backward pass, even if it reached none of the layers.
+        """
         self._settle()
-        problems = [problem for problem in self._problems() if problem not in self._told]
+        problems = [problem for problem in self._problems(after_backward) if problem not in self._told]
         self._told.update(problems)
         return problems
 
@@ -243,9 +249,12 @@ class NormGrad:
 
     def _read(self, name: str, layer: nn.Module, point: Tensor | None, layer_input: Tensor | None) -> None:
         """Bind the norms of the activation to the gradient that will come."""
-        if not self._scout.renew() and (current_backward() < 0 or self._is_hooked(name, point)):
+        if not self._scout.renew() and not self._is_recomputed(name, point):
             return
         self._ran.setdefault(name)
+        if not torch.is_grad_enabled():
+            self._note_without_graph(name)
+            return
         if point is None:
             raise ValueError("it gives no floating-point tensor")
         if isinstance(point, nn.Parameter):
@@ -263,15 +272,28 @@ class NormGrad:
         view = layout.view if products.window is None else _as_it_is
         self._uses += 1
         use = _Use(self, name, self._uses, self._reading(Point(products, view), x), self._scout.entry)
-        point.register_hook(use)  # type: ignore[no-untyped-call]
+        handle = point.register_hook(use)  # type: ignore[no-untyped-call]
+        if point.is_leaf:  # it outlives the step
+            self._on_leaves.append(handle)
+        base = point._base
+        if base is not None and base.grad_fn is not None and base.numel() == point.numel():
+            base.register_hook(_OfBase(use, base, point))  # type: ignore[no-untyped-call]
         self._hooked.setdefault(point, set()).add(name)
 
-    def _is_hooked(self, name: str, point: Tensor | None) -> bool:
-        """Whether checkpointing calls the layer again in a backward pass, with a tensor that is waited for already.
+    def _note_without_graph(self, name: str) -> None:
+        """Remember for this step that the layer ran without a graph: reentrant checkpointing will call it again."""
+        if self._step != self._scout.step:
+            self._step = self._scout.step
+            self._without_graph.clear()
+        self._without_graph.add(name)
 
-        All other tensors that it makes anew are those that will get the gradient.
+    def _is_recomputed(self, name: str, point: Tensor | None) -> bool:
+        """Whether a checkpoint calls the layer in a backward pass to get its graph, and gradients will come by there.
+
+        If it had one before, they come by that; and a tensor that is waited for already is not to be counted again.
         """
-        return point is not None and name in self._hooked.get(point, ())
+        is_hooked = point is not None and name in self._hooked.get(point, ())
+        return self.enabled and current_backward() >= 0 and name in self._without_graph and not is_hooked
 
     def _reading(self, point: Point, x: Tensor) -> Reading:
         """Take the norms of the activation, to be multiplied by those of the gradient."""
@@ -309,24 +331,25 @@ class NormGrad:
                 self._handles.pop(name).remove()
         self._scout.settle()
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self, after_backward: bool) -> Iterator[str]:
+        after_backward |= bool(self._reached)
         for name, error in self._scout.failures.items():
             what = f"the layer {name!r}" if name else "the model"
-            yield f"NormGrad failed at watching {what}: {type(error).__name__}: {error}."
+            yield f"NormGrad failed at watching {what}: {type(error).__name__}: {str(error).rstrip('.')}."
         if self._auto and self._scout.searching:
             if self._ran:
                 yield f"NormGrad found no layer to read: {self._why_nothing()}."
             return
         for name in self._names:
             if name in self._errors:
-                yield f"NormGrad cannot read the layer {name!r}: {self._errors[name]}."
+                yield f"NormGrad cannot read the layer {name!r}: {self._errors[name].rstrip('.')}."
             elif name in self._reached:
                 continue
             elif name in self._reasons:
                 yield f"NormGrad cannot read the layer {name!r}: {self._reasons[name]}."
-            elif self._reached and name not in self._ran:
+            elif after_backward and name not in self._ran:
                 yield f"NormGrad cannot read the layer {name!r}: the forward pass does not call it."
-            elif self._reached:
+            elif after_backward:
                 yield f"NormGrad cannot read the layer {name!r}: the loss does not depend on it."
 
     def _why_nothing(self) -> str:
@@ -364,21 +387,36 @@ class _Use:
         self._entry = entry
         self._owner = weakref.ref(owner)
         self._born_in = current_backward()
+        self.came_in = -1
 
     @property
     def images(self) -> Tensor | None:
         return None if self._entry is None else self._entry.images
 
-    def __call__(self, gradient: Tensor) -> None:
+    def __call__(self, gradient: Tensor | None) -> None:
         owner = self._owner()
-        if owner is None:
+        if owner is None or gradient is None or torch.compiler.is_compiling():
             return
+        self.came_in = current_backward()
         try:
             # What reentrant checkpointing recomputes belongs to the backward that asked for it, not to its inner one.
             backward = current_backward() if self._born_in < 0 else self._born_in
             owner._take(self, backward, gradient)
         except Exception as error:
             owner.failed(self.name, error)
+
+
+class _OfBase:
+    """Gives a use the gradient of its base: a view that is changed in place later gets none of its own."""
+
+    def __init__(self, use: _Use, base: Tensor, view: Tensor) -> None:
+        self._use = use
+        self._base = base.shape, base.stride()
+        self._view = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
+
+    def __call__(self, gradient: Tensor) -> None:
+        if self._use.came_in != current_backward():
+            self._use(gradient.new_empty_strided(*self._base).copy_(gradient).as_strided(*self._view))
 
 
 def _as_it_is(t: Tensor) -> Tensor:

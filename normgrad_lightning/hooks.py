@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
 
 
 class Owner(Protocol):
@@ -48,6 +50,25 @@ class Hook:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
         """What is copied in its place: something that takes anything, does nothing, and can be loaded without us."""
         return getattr, (nullcontext(), "__exit__")
+
+
+def on_forward(layer: nn.Module, hook: Hook, *, apart: bool) -> RemovableHandle:
+    """Let `hook` see each call of the layer when it is over; `apart`: without anything on the layer itself."""
+    if not apart:
+        return layer.register_forward_hook(hook, with_kwargs=True)
+    return register_module_forward_hook(_OneLayer(layer, hook), with_kwargs=True)
+
+
+class _OneLayer:
+    """A hook on all modules that is about one of them."""
+
+    def __init__(self, layer: nn.Module, hook: Hook) -> None:
+        self._layer = layer
+        self._hook = hook
+
+    def __call__(self, module: nn.Module, *args: Any) -> None:
+        if module is self._layer:
+            self._hook(module, *args)
 
 
 def current_backward() -> int:

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import random
 import sys
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from operator import is_
+from queue import Queue
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -140,7 +142,7 @@ def _modes_kept(modules: list[nn.Module], *, leaves_in_eval: bool) -> Iterator[N
 def _set_mode(module: nn.Module, training: bool) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         module.training = training
-    else:
+    elif "training" in vars(module):  # it may be a property
         vars(module)["training"] = training  # what a module does with every attribute that is set takes its time
 
 
@@ -160,7 +162,7 @@ def _grads_aside(leaves: list[Tensor]) -> Iterator[None]:
 @contextmanager
 def _hooks_kept(modules: list[nn.Module]) -> Iterator[None]:
     """Hooks that come or go inside are gone or back, after."""
-    hooks = [vars(module).get(kind) for module in modules for kind in _HOOKS]
+    hooks = [vars(module).get(kind) for module in modules for kind in (*_HOOKS, *_FLAGS_OF_HOOKS)]
     before = [(of_module, dict(of_module)) for of_module in hooks if of_module is not None]
     try:
         yield
@@ -249,12 +251,16 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 HALF = (torch.float16, torch.bfloat16)
 _ACTS_BY_ITSELF = (nn.MultiheadAttention, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FLAGS_OF_HOOKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 _TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _ATOMS = (str, bytes, bool, int, float, complex, type(None), type, torch.dtype, torch.device, torch.Size)
 _CODE = (BuiltinFunctionType, ModuleType)
 _LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 _LOGGING = {"tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "aim", "neptune", "clearml"}
 _LIVES_BY_ITSELF = {"torch"} | _LIGHTNING | _LOGGING
+_NOT_OF_USERS = sys.stdlib_module_names | _LIVES_BY_ITSELF
+_STATEFUL = (Namespace, Queue, torch.quasirandom.SobolEngine, torch.optim.lr_scheduler.LRScheduler)
+_CONTAINERS = (list, dict, set, deque, bytearray, Tensor, np.ndarray)
 
 Restore = Callable[[], object]
 """Puts something back, if it is not as it was."""
@@ -309,10 +315,13 @@ class _PythonState:
         elif isinstance(value, Tensor):
             self._keep_tensor(value)
         elif isinstance(value, np.ndarray):
-            self._restores.append(_array(value, value.copy()))
+            if value.flags.writeable:
+                self._restores.append(_array(value, value.copy()))
             self._waiting.extend(value.ravel() if value.dtype == object else ())
         elif (generator := _generator(value)) is not None:
             self._restores.append(generator)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._keep_groups(value)
         elif isinstance(value, FunctionType | MethodType | partial):
             self._keep_code(value)
         elif isinstance(value, dict | list | deque | set | tuple | frozenset | bytearray):
@@ -322,6 +331,11 @@ class _PythonState:
             self.iterators.append(type(value).__name__)
         elif _is_plain(type(value)):  # type: ignore[arg-type]
             self._keep_attributes(value)
+
+    def _keep_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's settings. Its state is as large as the weights; without gradients it does not change."""
+        self._restores.append(_list(optimizer.param_groups, list(optimizer.param_groups)))
+        self._restores += [_dict(group, list(group), list(group.values())) for group in optimizer.param_groups]
 
     def _keep_code(self, value: Any) -> None:
         """What a bound method, a partial function or a closure holds."""
@@ -353,6 +367,9 @@ class _PythonState:
         before = {name: value for name, value in attributes.items() if name not in _TORCH_ATTRIBUTES}
         self._restores.append(_module(attributes, before))
         self._keep_slots(module)
+        hooks = [hook for kind in _HOOKS for hook in (attributes.get(kind) or {}).values()]
+        self._waiting += [hook for hook in hooks if not _is_ours(hook)]
+        self._waiting += _class_attributes(type(module))  # type: ignore[arg-type]
         swapped = {"_parameters", "_buffers", "_flat_weights"} if id(module) in self._with_stand_ins else ()
         self._waiting.extend(value for name, value in before.items() if name not in swapped)
 
@@ -475,11 +492,24 @@ def _generator(value: Any) -> Restore | None:
     return None
 
 
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", type(hook).__module__)).startswith(f"{__package__}.")
+
+
+@lru_cache(maxsize=1024)
+def _class_attributes(kind: type) -> list[Any]:
+    """The containers, tensors and arrays that a user's class holds for all of its objects."""
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in _NOT_OF_USERS]
+    return [value for base in own for value in vars(base).values() if isinstance(value, _CONTAINERS)]
+
+
 @lru_cache(maxsize=1024)
 def _is_plain(kind: type) -> bool:
     """Whether objects of this class are part of the model's state: no Trainer, data set, logger, thread or code."""
     if issubclass(kind, _CODE):
         return False
+    if issubclass(kind, _STATEFUL):
+        return True
     homes = [base.__module__.partition(".")[0] for base in kind.__mro__]
     if homes[0] in sys.stdlib_module_names - {"collections"} and kind is not SimpleNamespace:
         return False

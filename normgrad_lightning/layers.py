@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from normgrad_lightning.isolation import current_pass, runs_eagerly
 from normgrad_lightning.tokens import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, Layout
@@ -71,12 +72,15 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Every module below `model` that takes hooks, by the name its author gave it (without what wrappers add).
 
     Compiled modules are shown from outside only, as hooks are not seen by compiled code; but whole in a pass of ours,
-    which runs them eagerly. Scripted modules take no hooks at all.
+    which runs them eagerly. Scripted modules take no hooks at all. Parametrisations give weights, not features.
     """
     layers: dict[str, nn.Module] = {}
     sealed: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if name.startswith(sealed):
+            continue
+        if isinstance(module, ParametrizationList):
+            sealed += (f"{name}.",)
             continue
         scripted = isinstance(module, torch.jit.ScriptModule)
         compiled = is_compiled(module) and not runs_eagerly()
@@ -88,16 +92,17 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def without_fast_path(model: nn.Module) -> set[nn.Module]:
-    """Torch's encoder layers that hooks would change, with all that is in them.
+def with_fast_path(model: nn.Module) -> set[nn.Module]:
+    """Torch's own encoder layers, and all that is in them.
 
-    In eval mode they take a fast path of their own, unless they have hooks. In a pass of ours there is no such path.
+    In eval mode they run faster code, with other bits, unless there are hooks on them or in them. In passes of ours
+    they never do.
     """
     if current_pass() is not None:
         return set()
-    encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer) and not m.training]
-    apart = [e for e in encoders if model.training or not any(p.requires_grad for p in e.parameters())]
-    return {m for encoder in apart for m in encoder.modules()}
+    forward = nn.TransformerEncoderLayer.forward
+    encoders = [m for m in model.modules() if getattr(type(m), "forward", None) is forward]
+    return {m for encoder in encoders for m in encoder.modules()}
 
 
 def compiled_layers(model: nn.Module) -> list[str]:
@@ -194,7 +199,7 @@ def choose(sightings: Sequence[Sighting]) -> list[str]:
     if len(ends) == 1:
         return _evenly_spaced(_blocks(usable))
     last = list(ends.values())[-MAX_AUTO_LAYERS:]
-    return [_representative(end, last, usable) for end in last]
+    return list(dict.fromkeys(_representative(end, last, usable) for end in last))
 
 
 def _without_windows(sightings: Sequence[Sighting]) -> list[Sighting]:
@@ -234,8 +239,9 @@ def _representative(end: Sighting, ends: Sequence[Sighting], usable: Sequence[Si
 
     A block that holds another of the chosen places is the network rather than a layer of it.
     """
-    names = [s.name for s in usable if s.tensor == end.tensor]
-    blocks = [s.name for s in usable if s.tensor == end.tensor and _is_block(s.layer)]
+    same = [s for s in usable if s.tensor == end.tensor and s.layout.grid == end.layout.grid]
+    names = [s.name for s in same]
+    blocks = [s.name for s in same if _is_block(s.layer)]
     others = [other.name for other in ends if other is not end]
     narrow = [name for name in blocks if not any(other.startswith(f"{name}.") for other in others)]
     return narrow[-1] if narrow else names[0]

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normgrad_lightning.hooks import Hook, current_backward, first_tensor, floating_tensors
+from normgrad_lightning.hooks import Hook, current_backward, first_tensor, floating_tensors, on_forward
 from normgrad_lightning.isolation import current_pass
-from normgrad_lightning.layers import Sighting, choose, named_layers, why_no_weight, without_fast_path
+from normgrad_lightning.layers import Sighting, choose, named_layers, why_no_weight, with_fast_path
 from normgrad_lightning.tokens import CONVOLUTIONS, Layout, infer_layout, patch_grid
 
 
@@ -68,6 +68,7 @@ class Scout:
     ) -> None:
         self.enabled = True
         self.searching = True
+        self.step = 0
         self.entry: Entry | None = None
         self.has_seen_image = False
         self.sightings: list[Sighting] = []
@@ -77,7 +78,7 @@ class Scout:
         self._token_grid = token_grid
         self._channels_last = channels_last
         self._layers = {"": model, **named_layers(model)}
-        self._mixes_batch_and_tokens = any(getattr(m, "batch_first", True) is False for m in model.modules())
+        self._mixes_batch_and_tokens = any(vars(m).get("batch_first", True) is False for m in model.modules())
         self._pass = current_pass()
         self._doors: set[str] = set()
         self._open: list[str] = []
@@ -103,13 +104,15 @@ class Scout:
         """Put hooks on every layer while searching; after that, only where images were seen to enter."""
         if self._handles:
             return
-        closed = without_fast_path(self._layers[""])
+        apart = with_fast_path(self._layers[""])
         for name, layer in self._layers.items():
-            if layer not in closed and (self.searching or name in self._doors):
-                see_input, see_output = Hook(self._see_input, name), Hook(self._see_output, name)
+            if not self.searching and name not in self._doors:
+                continue
+            if layer not in apart:
                 # First of all hooks: whoever reads the layer needs to know the image.
+                see_input = Hook(self._see_input, name)
                 self._handles.append(layer.register_forward_pre_hook(see_input, with_kwargs=True, prepend=True))
-                self._handles.append(layer.register_forward_hook(see_output, with_kwargs=True))
+            self._handles.append(on_forward(layer, Hook(self._see_output, name), apart=layer in apart))
 
     def detach(self) -> None:
         """Take the hooks off again."""
@@ -148,6 +151,7 @@ class Scout:
         return True
 
     def _begin_step(self) -> None:
+        self.step += 1
         self._stale = False
         self.entry = None
         self._open.clear()
@@ -236,16 +240,18 @@ class Scout:
             self._sight(name, layer, first_tensor((args, kwargs)) if self._target == "input" else _lone_tensor(output))
 
     def _sight(self, name: str, layer: nn.Module, t: Tensor | None) -> None:
-        if t is None or self._sighted_in.setdefault(name, self._entries) != self._entries:
+        if t is None or t.is_nested or self._sighted_in.get(name, self._entries) != self._entries:
             return
         try:
             layout = self.layout(layer, t)
         except ValueError:
             return
+        self._sighted_in[name] = self._entries
         seen, version = self._last_tensor
-        if seen() is not t or version != t._version:
+        now = 0 if t.is_inference() else t._version
+        if seen() is not t or version != now:
             self._tensors += 1
-            self._last_tensor = (weakref.ref(t), t._version)
+            self._last_tensor = (weakref.ref(t), now)
         self.sightings.append(Sighting(name, layer, layout, self._tensors))
 
 

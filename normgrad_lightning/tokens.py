@@ -174,8 +174,12 @@ def _dense_layout(
 
 
 def _width_evidence(layer: nn.Module, shape: tuple[int, ...], of_input: bool) -> tuple[bool, bool]:
-    """Whether weights of `layer` fit channels at the second axis, and at the last one."""
-    says_first = says_last = False
+    """Whether weights of `layer` fit channels at the second axis, and at the last one.
+
+    A linear layer inside may work on channels wherever they are (squeeze and excitation pools first), so it only speaks
+    if nothing else does.
+    """
+    says_first = says_last = may_be_first = may_be_last = False
     for module in layer.modules():
         if isinstance(module, CONVOLUTIONS + TRANSPOSED_CONVOLUTIONS):
             says_first |= shape[1] == (module.in_channels if of_input else module.out_channels)
@@ -186,8 +190,11 @@ def _width_evidence(layer: nn.Module, shape: tuple[int, ...], of_input: bool) ->
         elif isinstance(module, nn.LayerNorm):
             says_last |= shape[-1:] == tuple(module.normalized_shape)
         elif isinstance(module, nn.Linear):
-            says_last |= shape[-1] == (module.in_features if of_input else module.out_features)
-    return says_first, says_last
+            width = module.in_features if of_input else module.out_features
+            says_last |= module is layer and shape[-1] == width
+            may_be_first |= len(shape) > 3 and shape[1] == width
+            may_be_last |= shape[-1] == width
+    return (says_first, says_last) if says_first or says_last else (may_be_first, may_be_last)
 
 
 def _distortion(grid: Sequence[int], image_grid: Sequence[int]) -> float:

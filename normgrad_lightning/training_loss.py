@@ -84,7 +84,8 @@ class TrainingLoss:
         return 1.0 if scaler is None else float(scaler.get_scale())
 
     def check(self, module: LightningModule) -> None:
-        """Raise if a step could not be undone."""
+        """Raise if a step cannot be run, or could not be undone."""
+        check_training_loss(self._trainer, module, "maps that take a pass of their own")
         iterators = held_iterators(module) if self.name != METHOD else []
         if iterators:
             raise ValueError(
@@ -147,7 +148,8 @@ def _silenced(module: Any, trainer: Trainer) -> Iterator[None]:
     """What the module logs, prints and does to optimizers and schedulers goes nowhere."""
     own = [vars(part) for part in module.modules() if "_trainer" in vars(part)]
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    schedulers = [vars(config.scheduler) for config in trainer.lr_scheduler_configs]
+    outer = [config.scheduler for config in trainer.lr_scheduler_configs]
+    schedulers = [vars(s) for scheduler in outer for s in (scheduler, *getattr(scheduler, "_schedulers", ()))]
     kept = [(attributes, dict(attributes)) for attributes in (*own, *groups, *schedulers)]
     replaced = {**dict.fromkeys(_SILENT_METHODS, _do_nothing), "_trainer": _QuietTrainer(trainer)}
     try:
@@ -221,6 +223,7 @@ class _QuietTrainer:
     def __init__(self, trainer: Trainer) -> None:
         loggers = [_Nowhere(logger) for logger in trainer.loggers]
         vars(self).update(_trainer=trainer, loggers=loggers, logger=loggers[0] if loggers else None, print=_do_nothing)
+        vars(self)["_results"] = _Nowhere()  # where a `log` goes that somebody has kept
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_trainer"], name)

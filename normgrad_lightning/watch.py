@@ -44,8 +44,15 @@ class Live:
     rehearses = False
 
     def __init__(self, model: nn.Module, layers: str | Sequence[str], **options: Any) -> None:
-        self._recorder = NormGrad(model, layers, **options)
+        self._model = model
+        self._wanted = layers
+        self._options = options
         self._is_watching = False
+        self._look_at_modules()
+
+    def _look_at_modules(self) -> None:
+        self._modules = list(self._model.modules())
+        self._recorder = NormGrad(self._model, self._wanted, **self._options)
 
     @property
     def layers(self) -> list[str]:
@@ -53,7 +60,9 @@ class Live:
         return self._recorder.layers
 
     def begin(self, loss_fn: LossFunction, batch: Any) -> None:
-        """Put the hooks on."""
+        """Put the hooks on; on other modules, if the model has others by now."""
+        if self._modules != list(self._model.modules()):
+            self._look_at_modules()
         self._recorder.clear()
         self._recorder.attach()
         self._is_watching = True

@@ -822,3 +822,59 @@ def test_a_map_of_zeros_is_told(tmp_path):
     nn.init.zeros_(module.net.fc.weight)
     with pytest.warns(UserWarning, match="the map of 'net.stage1' is zero everywhere"):
         fit(module, [NormGradCallback()], tmp_path)
+
+
+def test_an_epoch_that_is_broken_off_leaves_no_hooks(tmp_path):
+    module, hooks = lit(), []
+    module.on_train_batch_start = lambda batch, batch_idx: -1 if batch_idx == 2 else None
+    module.on_train_epoch_end = lambda: hooks.append(_hooks(module))
+    callback = NormGradCallback(every_n_steps=1, on_error="raise")
+    fit(module, [callback], tmp_path, max_epochs=2)
+    assert hooks == [0, 0]
+    assert callback.maps
+
+
+def test_a_network_that_is_exchanged_in_mid_run_is_read_as_it_is_now(tmp_path):
+    module, shown = lit(), []
+
+    def exchange():
+        if module.current_epoch == 1:
+            module.net.stage3 = nn.Sequential(module.net.stage3, nn.Conv2d(24, 24, 3, 2, 1), nn.ReLU())
+
+    module.on_train_epoch_start = exchange
+    module.on_train_epoch_end = lambda: shown.append(list(callback.maps))
+    callback = NormGradCallback(every_n_steps=1, on_error="raise")
+    fit(module, [callback], tmp_path, max_epochs=2)
+    first = ["net.stage1", "net.stage2", "net.stage3"]
+    assert shown == [first, ["net.stage1", "net.stage2", "net.stage3.0", "net.stage3.2"]]
+
+
+def test_a_network_that_is_compiled_when_training_starts_is_rehearsed_from_the_first_step(tmp_path):
+    torch._dynamo.reset()
+    module = lit()
+
+    def compile_it():
+        module.net = torch.compile(module.net, backend="aot_eager", fullgraph=True)
+
+    module.on_train_start = compile_it
+    torch._dynamo.utils.counters.clear()
+    callback = NormGradCallback(every_n_steps=100, on_error="raise")
+    fit(module, [callback], tmp_path)
+    assert list(callback.maps) == ["net.stage1", "net.stage2", "net.stage3"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+class Prickly(nn.Module):
+    """A module that does not take every question well."""
+
+    def __getattr__(self, name):
+        return self.__dict__["_modules"][name]
+
+
+def test_a_module_that_raises_when_asked_does_not_stop_training(tmp_path):
+    module = lit()
+    module.net.pool = nn.Sequential(module.net.pool, Prickly())
+    module.net.pool[1].forward = lambda x: x
+    callback = NormGradCallback(on_error="raise")
+    fit(module, [callback], tmp_path)
+    assert callback.maps

@@ -1,6 +1,7 @@
 """The recorder: right tensors, nothing kept, nothing changed, whatever the model does."""
 
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from networks import ResNet, UNet, ViT, batch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from normgrad_lightning import NormGrad, order0_maps
@@ -827,24 +829,61 @@ def test_a_frozen_backbone_and_a_head_called_one_by_one_show_the_image():
             assert torch.equal(recorder.images, images)
 
 
-@pytest.mark.parametrize("wants_gradient", [True, False])
-def test_encoders_in_eval_mode_keep_their_fast_path(wants_gradient):
-    """Torch's encoder layers run other code in eval mode, unless they have hooks: a teacher's must have none."""
-    model = nn.ModuleDict({"net": ViT(), "teacher": ViT().eval().requires_grad_(wants_gradient)})
-    with NormGrad(model) as recorder:
-        assert sum(map(_hooks, model.teacher.blocks)) == 0
-        assert all(map(_hooks, model.net.blocks))
-        images = torch.randn(2, 3, 32, 48)
+MASK = torch.tensor([False] * 20 + [True] * 5).repeat(2, 1)
+
+
+class Masked(nn.Module):
+    """In eval mode, torch's encoder gives other bits for a mask, unless there are hooks on its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 4, 4)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 3)
+
+    def forward(self, x):
+        tokens = self.embed(x).flatten(2).transpose(1, 2)
+        return self.encoder(tokens, src_key_padding_mask=MASK)
+
+
+def test_encoders_have_no_hooks_that_would_take_their_fast_path():
+    torch.manual_seed(0)
+    model, images = Masked(), torch.randn(2, 3, 20, 20)
+
+    def in_eval_mode():
         with torch.no_grad():
-            wanted = model.teacher(images)
-        F.mse_loss(model.net(images), wanted).backward()
-    assert list(recorder.maps) == [f"net.blocks.{i}" for i in (0, 1, 2, 4, 5)]
-    with NormGrad(model, "teacher.blocks.1") as recorder:
-        model.net(images).sum().backward()
-    with pytest.warns(
-        UserWarning, match=r"'teacher.blocks.1': it is in eval mode, where a hook would change which code"
-    ):
-        assert recorder.maps == {}
+            return model.eval()(images)
+
+    plain = in_eval_mode()
+    for layers in ("auto", "encoder.layers.*"):
+        with NormGrad(model, layers) as recorder:
+            assert sum(map(_hooks, model.encoder.layers)) == 0
+            assert torch.equal(in_eval_mode(), plain)
+            model.train()(images)[:, :20].square().sum().backward()
+        assert len(recorder.maps) == 3
+        for name, m in recorder.maps.items():
+            assert m.shape == (2, 5, 5), name
+            assert m.any()
+
+
+@pytest.mark.parametrize("target", ["output", "input", "weight"])
+def test_encoders_are_read_like_any_other_block(target):
+    """Against the same layers under another name, which take hooks of their own."""
+
+    class Encoder(nn.TransformerEncoderLayer):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    model, images = ViT(), torch.randn(2, 3, 32, 48)
+    other = copy.deepcopy(model)
+    for block in other.blocks:
+        block.__class__ = Encoder
+    maps, layers = [], ["blocks.1.linear2"] if target == "weight" else ["blocks.1", "blocks.4"]
+    for net in (model, other):
+        with NormGrad(net, layers, target=target) as r:
+            net(images).square().sum().backward()
+        maps.append(r.maps)
+    assert maps[0].keys() == maps[1].keys()
+    assert all(torch.equal(m, maps[1][name]) and m.any() for name, m in maps[0].items())
 
 
 def test_a_whole_model_in_eval_mode_that_learns_is_read():
@@ -862,3 +901,113 @@ def test_a_pass_of_our_own_in_between_is_not_recorded():
         order0_maps(model, lambda m, x: m(x).sum(), others, ["stem", "stage2"])
         assert torch.equal(recorder.maps["stage2"], before)
         assert torch.equal(recorder.images, images)
+
+
+# What fuzzing and attacks found.
+
+
+def test_parametrised_weights_are_no_features():
+    """With as many rows as the batch has images, a weight looks like features."""
+    net = nn.Sequential(weight_norm(nn.Conv2d(3, 8, 3)), nn.ReLU(), nn.Conv2d(8, 8, 3, 2))
+    with NormGrad(net) as recorder:
+        net(torch.randn(8, 3, 12, 12)).square().sum().backward()
+    assert list(recorder.maps) == ["1", "2"]
+
+
+class NormTwice(nn.Module):
+    """InstanceNorm gives a view, which is then changed in place; it is used twice."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.LeakyReLU(0.1, inplace)
+
+    def forward(self, x):
+        return self.act(self.norm(self.act(self.norm(self.conv(x)))))
+
+
+def test_views_that_are_changed_in_place_are_read():
+    images, maps = torch.randn(2, 3, 8, 8), []
+    for inplace in (True, False):
+        torch.manual_seed(0)
+        net = NormTwice(inplace)
+        with NormGrad(net, "norm") as recorder:
+            (net(images) * torch.arange(36.0).reshape(6, 6)).sum().backward()
+        maps.append(recorder.maps["norm"])
+    torch.testing.assert_close(*maps)
+    assert maps[0].any()
+
+
+@pytest.mark.parametrize("target", ["input", "output"])
+@pytest.mark.parametrize("kind", ["reentrant", "nested"])
+def test_what_goes_through_checkpoints_counts_once(kind, target):
+    """The input of the first layer is read in both passes of a checkpoint, and so is what a layer hands on."""
+    torch.manual_seed(0)
+    before, inner = nn.Conv2d(3, 4, 1), nn.Sequential(nn.Dropout(0.0), nn.Conv2d(4, 4, 1), nn.ReLU())
+    images, maps = torch.randn(2, 3, 6, 6), []
+    for checkpointed in (True, False):
+        model = nn.ModuleDict({"before": before, "inner": inner})
+        with NormGrad(model, "inner.0", target=target) as recorder:
+            for _ in range(2):
+                x = before(images)
+                if not checkpointed:
+                    y = inner(x)
+                elif kind == "nested":
+                    again = functools.partial(checkpoint, inner, use_reentrant=False)
+                    y = checkpoint(again, x, use_reentrant=False)
+                else:
+                    y = checkpoint(inner, x, use_reentrant=True)
+                y.square().sum().backward()
+        maps.append(recorder.maps["inner.0"])
+    torch.testing.assert_close(*maps)
+
+
+def test_a_linear_layer_that_pools_first_says_nothing_about_axes():
+    """Squeeze and excitation, with as many channels as columns."""
+
+    class Excite(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.squeeze, self.excite = nn.Linear(16, 4), nn.Linear(4, 16)
+
+        def forward(self, x):
+            return x * self.excite(self.squeeze(x.mean((2, 3))).relu()).sigmoid()[:, :, None, None]
+
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), Excite())
+    with NormGrad(net, "1") as recorder:
+        out = net(torch.randn(2, 3, 16, 16))
+        out.retain_grad()
+        out.square().sum().backward()
+    torch.testing.assert_close(recorder.maps["1"], out.detach().norm(dim=1) * out.grad.norm(dim=1))
+
+
+def test_a_teacher_in_inference_mode_disturbs_nothing():
+    model = nn.ModuleDict({"net": ResNet(), "teacher": ResNet().eval()})
+    images, _ = batch()
+    with NormGrad(model) as recorder:
+        with torch.inference_mode():
+            wanted = model.teacher(images)
+        F.mse_loss(model.net(images), wanted.clone()).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(recorder.maps) == ["net.stage1", "net.stage2", "net.stage3"]
+
+
+def test_leaves_keep_no_hook_of_ours():
+    model = nn.Sequential(nn.Identity(), nn.Conv2d(3, 4, 3))
+    image = torch.randn(2, 3, 8, 8, requires_grad=True)
+    with NormGrad(model, "0") as recorder:
+        model(image).sum().backward()
+    assert recorder.maps["0"].any()
+    assert not image._backward_hooks
+
+
+def test_an_output_that_gets_no_gradient_is_told_as_such():
+    class Halves(nn.Module):
+        def forward(self, x):
+            return x.chunk(2, 1)
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Halves(), nn.Identity())
+    with NormGrad(model, ["0", "1"]) as recorder:
+        model[1](model[0](torch.randn(2, 3, 8, 8)))[1].sum().backward()
+    with pytest.warns(UserWarning, match="'1': the loss does not depend on it"):
+        assert list(recorder.maps) == ["0"]

@@ -86,6 +86,16 @@ class Manual(Lit):
         super().__init__(*args, automatic_optimization=False, **attributes)
 
 
+class TurnsManual(Lit):
+    """Does its own steps, and says so when training starts."""
+
+    def on_train_start(self) -> None:
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.manual_backward(super().training_step(batch, batch_idx))
+
+
 class Takes(Lit):
     def training_step(self, dataloader_iter: Any) -> Any:
         return None
@@ -386,9 +396,9 @@ def cannot_cut(why: str) -> str:
     )
 
 
-def write_a_loss(who: str) -> str:
+def write_a_loss(who: str, name: str = "Manual") -> str:
     return f"""{who} need the loss of a batch, and with manual optimisation `training_step` gives none. \
-Add a method to Manual that computes it and does nothing else:
+Add a method to {name} that computes it and does nothing else:
 
     def normgrad_loss(self, batch):
         images, labels = batch
@@ -582,10 +592,6 @@ CASES: dict[str, Case] = {
         lambda _: read(Branch(torch.Tensor.detach), ["conv", "odd"]),
         "NormGrad cannot read the layer 'odd': it gets no gradient, for it and all before it are frozen, or what it "
         "gives is detached.",
-    ),
-    "read: in eval mode": warning(
-        lambda _: read(Branch(nn.Sequential(Then(tokens), encoder().eval())), "odd.1"),
-        "NormGrad cannot read the layer 'odd.1': it is in eval mode, where a hook would change which code runs.",
     ),
     "read: another geometry": warning(
         lambda _: read(padded_by_a_hook(), "conv", target="weight"),
@@ -970,6 +976,15 @@ CASES: dict[str, Case] = {
         "NormGrad failed at writing to TensorBoard (…/lightning_logs/version_0), and training goes on: OSError: "
         "[Errno 27] files may have 0.0 MB (ulimit -f), and the rest is for the run's own values: "
         "'…/lightning_logs/version_0/…'",
+    ),
+    "failed: looking at the model": warning(
+        lambda here: here.broken("callback.must_rehearse").train(),
+        "NormGrad failed at looking at the model, and training goes on: RuntimeError: we are broken",
+    ),
+    "failed: manual since training began": warning(
+        lambda here: here.train(TurnsManual(), **ORDER1),
+        "NormGrad failed at the order-1 passes on single images, and training goes on: ValueError: "
+        + write_a_loss("maps that take a pass of their own", "TurnsManual"),
     ),
     "failed: resuming": warning(
         lambda _: NormGradCallback().load_state_dict({"last_event": 5}),

@@ -1,5 +1,7 @@
 """Order-1 passes inside real training runs: they change nothing, come when they should, and fail without harm."""
 
+import argparse
+import queue
 import random
 import subprocess
 import sys
@@ -704,3 +706,89 @@ def test_a_step_that_talks_to_other_processes_is_told_and_hangs_nothing(tmp_path
     assert watched[0]["count"] == 3
     assert watched[0]["maps"] == {}
     assert "in a pass that runs on one process alone" in told
+
+
+class Keeps(type(lit())):
+    """Keeps things in places where few look for them, and changes them in each step."""
+
+    shared = []  # noqa: RUF012
+    arguments = None
+
+    def __init__(self):
+        super().__init__()
+        self.options = argparse.Namespace(seen=0)
+        self.waiting = queue.Queue()
+        self.sobol = torch.quasirandom.SobolEngine(2, scramble=True, seed=3)
+        self.kept_log = self.log
+        self.calls = 0
+        self.handle = self.net.stage1.register_forward_hook(self.once, with_kwargs=True)
+        self.net.stem.register_forward_hook(self.counting())
+        self.frozen = np.zeros(4)
+        self.frozen.flags.writeable = False
+
+    def once(self, layer, args, kwargs, output):
+        self.handle.remove()
+
+    def counting(self):
+        counts = {"calls": 0}
+        self.__dict__["read"] = lambda: counts["calls"]
+
+        def count(*_):
+            counts["calls"] += 1
+
+        return count
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.shared.append(float(loss.detach()))
+        self.options.seen += 1
+        self.waiting.put(self.options.seen)
+        self.kept_log("kept", loss.detach() + self.sobol.draw(1).sum(), on_epoch=True, on_step=True)
+        self.lr_schedulers().step()
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.05)
+        inner = [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) for _ in range(2)]
+        return [optimizer], [torch.optim.lr_scheduler.SequentialLR(optimizer, inner, [3])]
+
+
+def test_what_is_kept_in_odd_places_comes_back(tmp_path):
+    runs = []
+    for callbacks in ([], [watching(on_error="raise")]):
+        pytorch_lightning.seed_everything(1, verbose=False)
+        Keeps.shared.clear()
+        module, metrics = Keeps(), Metrics()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = fit(module, [metrics, *callbacks], tmp_path)
+        (config,) = trainer.lr_scheduler_configs
+        runs.append(
+            {
+                "weights": list(module.state_dict().values()),
+                "class": list(module.shared),
+                "namespace": vars(module.options),
+                "queue": list(module.waiting.queue),
+                "sobol": module.sobol.num_generated,
+                "logged": [metrics.log_of_steps, scalars(trainer)],
+                "schedulers": [s.last_epoch for s in (config.scheduler, *config.scheduler._schedulers)],
+                "rates": [group["lr"] for group in trainer.optimizers[0].param_groups],
+                "hooks": [[len(m._forward_hooks), len(m._forward_hooks_with_kwargs)] for m in module.modules()],
+                "closure": module.read(),
+            }
+        )
+    assert_same(*runs)
+    assert callbacks[0].order1["contrast"]
+
+
+def test_optimisation_that_turns_manual_late_is_told(tmp_path):
+    class Late(Manual):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = True
+
+        def on_train_start(self):
+            self.automatic_optimization = False
+
+    with pytest.warns(UserWarning, match="with manual optimisation `training_step` gives none. Add a method to Late"):
+        fit(Late(), [watching()], tmp_path)
