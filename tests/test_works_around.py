@@ -128,7 +128,8 @@ def assert_a_copy_is_free(make_copy, module, moment):
 @row(
     "Around it",
     "`copy.deepcopy(module)`, `pickle.dumps(module)`, `torch.save(module)`, at any moment",
-    "a copy has no hook of ours, and loads where this package is not installed",
+    "a copy has no live hook of ours (one made in an event's own step has some that do nothing), and loads "
+    "where this package is not installed",
 )
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, by_pickle, by_torch])
 def test_copies(tmp_path, make_copy):
