@@ -151,6 +151,7 @@ def _silenced(module: Any, trainer: Trainer) -> Iterator[None]:
     outer = [config.scheduler for config in trainer.lr_scheduler_configs]
     schedulers = [vars(s) for scheduler in outer for s in (scheduler, *getattr(scheduler, "_schedulers", ()))]
     kept = [(attributes, dict(attributes)) for attributes in (*own, *groups, *schedulers)]
+    groups_of = [(optimizer.param_groups, list(optimizer.param_groups)) for optimizer in trainer.optimizers]
     replaced = {**dict.fromkeys(_SILENT_METHODS, _do_nothing), "_trainer": _QuietTrainer(trainer)}
     try:
         for attributes in own:
@@ -162,6 +163,8 @@ def _silenced(module: Any, trainer: Trainer) -> Iterator[None]:
                 attributes.pop(name, None)
         for attributes, before in kept:
             attributes.update(before)
+        for current, before_pass in groups_of:
+            current[:] = before_pass
 
 
 def _do_nothing(*_: object, **__: object) -> None:

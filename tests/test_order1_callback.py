@@ -792,3 +792,18 @@ def test_optimisation_that_turns_manual_late_is_told(tmp_path):
 
     with pytest.warns(UserWarning, match="with manual optimisation `training_step` gives none. Add a method to Late"):
         fit(Late(), [watching()], tmp_path)
+
+
+def test_groups_that_a_step_gives_to_the_optimizer_are_given_once(tmp_path):
+    class Grows(type(lit())):
+        def training_step(self, batch, batch_idx):
+            self.optimizers().add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 0.1 * batch_idx})
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.05)
+
+    callback = watching(on_error="raise")
+    trainer = fit(Grows(), [callback], tmp_path)
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.05, *(0.1 * i for i in range(6))]
+    assert callback.order1
