@@ -63,11 +63,11 @@ class _OneLayer:
     """A hook on all modules that is about one of them."""
 
     def __init__(self, layer: nn.Module, hook: Hook) -> None:
-        self._layer = layer
+        self._layer = weakref.ref(layer)  # it may be left behind by a recorder that nobody detached
         self._hook = hook
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
-        if module is self._layer:
+        if module is self._layer():
             self._hook(module, *args)
 
 
