@@ -56,7 +56,7 @@ def on_forward(layer: nn.Module, hook: Hook, *, apart: bool) -> RemovableHandle:
     """Let `hook` see each call of the layer when it is over; `apart`: without anything on the layer itself."""
     if not apart:
         return layer.register_forward_hook(hook, with_kwargs=True)
-    return register_module_forward_hook(_OneLayer(layer, hook), with_kwargs=True)
+    return register_module_forward_hook(_OneLayer(layer, hook))
 
 
 class _OneLayer:
@@ -66,9 +66,9 @@ class _OneLayer:
         self._layer = weakref.ref(layer)  # it may be left behind by a recorder that nobody detached
         self._hook = hook
 
-    def __call__(self, module: nn.Module, *args: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is self._layer():
-            self._hook(module, *args)
+            self._hook(module, args, {}, output)  # it is not told of keywords before torch 2.5
 
 
 def current_backward() -> int:

@@ -849,6 +849,7 @@ def test_a_network_that_is_exchanged_in_mid_run_is_read_as_it_is_now(tmp_path):
     assert shown == [first, ["net.stage1", "net.stage2", "net.stage3.0", "net.stage3.2"]]
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="from torch 2.6 on")
 def test_a_network_that_is_compiled_when_training_starts_is_rehearsed_from_the_first_step(tmp_path):
     torch._dynamo.reset()
     module = lit()

@@ -70,7 +70,9 @@ def arrays(draw, leading):
     dtype = draw(st.sampled_from([np.float16, np.float32, np.float64]))
     bound = 1e300 if dtype is np.float64 else float(np.finfo(dtype).max)
     bits = np.dtype(dtype).itemsize * 8
-    elements = st.floats(-bound, bound, width=bits) | st.sampled_from([0.0, 1.0, math.nan, math.inf, -math.inf])
+    elements = st.floats(-bound, bound, width=bits, allow_subnormal=False) | st.sampled_from(
+        [0.0, 1.0, math.nan, math.inf, -math.inf]
+    )
     shape = (draw(leading), *draw(shapes))
     return draw(hnp.arrays(dtype, shape, elements=elements, fill=st.sampled_from([0.0, 1.0, math.nan])))
 
@@ -110,7 +112,7 @@ def test_shared_scale_keeps_the_order_between_maps():
     np.testing.assert_array_equal(scale_maps(maps, "shared"), [[0, 0.25], [0, 1]])
 
 
-@given(maps=hnp.arrays(np.float32, (3, 4, 5), elements=st.floats(-(2**40), 2**40, width=32)))
+@given(maps=hnp.arrays(np.float32, (3, 4, 5), elements=st.floats(-(2**40), 2**40, width=32, allow_subnormal=False)))
 def test_a_signed_map_has_its_zero_in_the_middle_and_its_largest_value_at_an_end(maps):
     for scale in SCALES:
         groups = [maps] if scale == "shared" else maps
@@ -255,7 +257,11 @@ def test_a_signed_panel_is_drawn_around_zero():
 
 @settings(deadline=None, max_examples=50)
 @given(
-    hnp.arrays(np.float32, st.tuples(st.integers(1, 7), st.integers(1, 7)), elements=st.floats(0, 1, width=32)),
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 7), st.integers(1, 7)),
+        elements=st.floats(0, 1, width=32, allow_subnormal=False),
+    ),
     st.tuples(st.integers(1, 4), st.integers(1, 4)),
 )
 def test_overlay_interpolates_values_and_then_colours(values, zoom):

@@ -12,6 +12,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -199,22 +200,33 @@ def hooks_on(module: nn.Module) -> list[int]:
     return [len(vars(module)[kind]) for kind in kinds]
 
 
-def events(trainer: Any) -> EventAccumulator:
-    accumulator = EventAccumulator(trainer.logger.log_dir, size_guidance={"images": 0, "scalars": 0})
-    accumulator.Reload()
-    return accumulator
+def event_files(trainer: Any) -> list[EventAccumulator]:
+    """What each event file holds. Read together, those of one second would come in the order of their names."""
+    files = sorted(Path(trainer.logger.log_dir).glob("events*"))
+    accumulators = [EventAccumulator(str(file), size_guidance={"images": 0, "scalars": 0}) for file in files]
+    for accumulator in accumulators:
+        accumulator.Reload()
+    return accumulators
 
 
-def scalars(trainer: Any) -> dict[str, Any]:
+def scalars(trainer: Any) -> dict[str, list[tuple[int, float]]]:
+    """What was logged under each tag: steps and values."""
     if not trainer.loggers or "TensorBoard" not in type(trainer.logger).__name__:
         return {}
-    read = events(trainer)
-    return {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    logged: dict[str, list[tuple[int, float]]] = {}
+    for read in event_files(trainer):
+        for tag in read.Tags()["scalars"]:
+            logged.setdefault(tag, []).extend((e.step, e.value) for e in read.Scalars(tag))
+    return {tag: sorted(logged[tag]) for tag in sorted(logged)}
 
 
 def panels(trainer: Any) -> dict[str, list[int]]:
-    read = events(trainer)
-    return {tag: [e.step for e in read.Images(tag)] for tag in read.Tags()["images"]}
+    """The steps of the panels under each tag."""
+    shown: dict[str, list[int]] = {}
+    for read in event_files(trainer):
+        for tag in read.Tags()["images"]:
+            shown.setdefault(tag, []).extend(e.step for e in read.Images(tag))
+    return {tag: sorted(steps) for tag, steps in shown.items()}
 
 
 def same(a: Any, b: Any) -> bool:
