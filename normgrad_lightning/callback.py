@@ -29,7 +29,7 @@ from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
 from normgrad_lightning.panels import Look, Panel
 from normgrad_lightning.passes import NothingToRead, order0_maps, trained_layers
-from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss
+from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss, scale_of
 from normgrad_lightning.watch import Live, Rehearsal, Watch, has_compiled_anything, must_rehearse
 
 if TYPE_CHECKING:
@@ -565,9 +565,8 @@ def _is_due(step: int, every: int | None, last: int | None) -> bool:
 
 def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
     """What undoes Lightning's division by accumulated batches and a GradScaler's factor."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
     accumulated = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-    return accumulated / (scaler.get_scale() if scaler is not None else 1.0)
+    return accumulated / scale_of(trainer)
 
 
 def _rows(t: Tensor, chosen: Sequence[int] | None) -> Tensor:

@@ -29,7 +29,6 @@ from normgrad_lightning.layers import (
     is_compiled,
     match_layers,
     named_layers,
-    with_fast_path,
 )
 from normgrad_lightning.products import OuterProducts
 from normgrad_lightning.scout import Entry, Scout
@@ -101,7 +100,6 @@ class NormGrad:
                 "`model`: expected a module that is not compiled, for nothing can be read inside of compiled code. "
                 "`order0_maps` runs it eagerly, in a pass of its own."
             )
-        self._model = model
         self._layers = named_layers(model)
         self._has_compiled_parts = not runs_eagerly() and any(map(is_compiled, model.modules()))
         self._auto = layers == AUTO
@@ -137,13 +135,12 @@ class NormGrad:
             return
         try:
             self._scout.attach()
-            apart = with_fast_path(self._model)
             for name in self._names:
-                layer = self._layers[name]
-                if self._target == "input" and layer not in apart:
+                layer, apart = self._layers[name], self._layers[name] in self._scout.apart
+                if self._target == "input" and not apart:
                     handle = layer.register_forward_pre_hook(Hook(self._see_input, name), with_kwargs=True)
                 else:
-                    handle = on_forward(layer, Hook(self._see_output, name), apart=layer in apart)
+                    handle = on_forward(layer, Hook(self._see_output, name), apart=apart)
                 self._handles[name] = handle
         except BaseException:
             self.detach()

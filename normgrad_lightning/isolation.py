@@ -76,7 +76,7 @@ class Sandbox:
     def __init__(self, model: nn.Module, *, training: bool = False, widened: bool = False) -> None:
         self._model = model
         self._training = training
-        self._copy = widened_copy if widened else _copy
+        self._copy = widened_copy if widened else Tensor.clone
         self._parameters = dict(model.named_parameters())
         self._buffers = list(model.buffers())
         self._gpus = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
@@ -104,10 +104,6 @@ class Sandbox:
                 return function(self._model)
         finally:
             self._state.restore()
-
-
-def _copy(t: Tensor) -> Tensor:
-    return t.clone()
 
 
 def widened_copy(t: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def check_room(folder: str | os.PathLike[str], size: int) -> None:
 
     A full disk breaks a logger for good, and with it the training that logs its losses there.
     """
-    if "://" in str(folder):
+    if _is_remote(folder):
         return
     there = Path(folder).absolute()
     while not there.exists():
@@ -55,7 +55,7 @@ def check_file(path: str | os.PathLike[str], size: int) -> None:
 
     It must be found out here: a writer of TensorBoard that fails once fails for good.
     """
-    if "://" in str(path):
+    if _is_remote(path):
         return
     with open(path, "ab") as file:
         end = file.tell() + size
@@ -98,7 +98,7 @@ class TensorBoardPanels:
 
     def flush(self) -> None:
         """Hand over to the system what waits in the process; a remote store would take the whole file anew."""
-        if "://" not in str(self._logger.log_dir):
+        if not _is_remote(self._logger.log_dir):
             self._logger.experiment.flush()
 
 
@@ -152,10 +152,14 @@ def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) 
     return writers, notes
 
 
+def _is_remote(path: str | os.PathLike[str]) -> bool:
+    return "://" in str(path)
+
+
 def _local_dir(logger: Any) -> str | None:
     """Return the first folder the logger names that is not the address of a remote store."""
     for name in ("log_dir", "save_dir"):
         folder = getattr(logger, name, None)
-        if folder and "://" not in str(folder):
+        if folder and not _is_remote(folder):
             return str(folder)
     return None

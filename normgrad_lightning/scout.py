@@ -69,6 +69,7 @@ class Scout:
         self.enabled = True
         self.searching = True
         self.step = 0
+        self.apart: set[nn.Module] = set()
         self.entry: Entry | None = None
         self.has_seen_image = False
         self.sightings: list[Sighting] = []
@@ -104,15 +105,15 @@ class Scout:
         """Put hooks on every layer while searching; after that, only where images were seen to enter."""
         if self._handles:
             return
-        apart = with_fast_path(self._layers[""])
+        self.apart = with_fast_path(self._layers[""])
         for name, layer in self._layers.items():
             if not self.searching and name not in self._doors:
                 continue
-            if layer not in apart:
+            if layer not in self.apart:
                 # First of all hooks: whoever reads the layer needs to know the image.
                 see_input = Hook(self._see_input, name)
                 self._handles.append(layer.register_forward_pre_hook(see_input, with_kwargs=True, prepend=True))
-            self._handles.append(on_forward(layer, Hook(self._see_output, name), apart=layer in apart))
+            self._handles.append(on_forward(layer, Hook(self._see_output, name), apart=layer in self.apart))
 
     def detach(self) -> None:
         """Take the hooks off again."""

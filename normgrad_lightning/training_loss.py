@@ -59,6 +59,12 @@ def check_training_loss(trainer: Trainer, module: LightningModule, who: str) -> 
         )
 
 
+def scale_of(trainer: Trainer) -> float:
+    """What a GradScaler multiplies the loss by now; 1 without one."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
 class TrainingLoss:
     """`loss(module, batch)`: `normgrad_loss(batch)` if the module has it, else what `training_step` returns.
 
@@ -80,8 +86,7 @@ class TrainingLoss:
     @property
     def scale(self) -> float:
         """What the loss is multiplied by, as a GradScaler does, so that half-precision gradients do not vanish."""
-        scaler = getattr(self._trainer.precision_plugin, "scaler", None)
-        return 1.0 if scaler is None else float(scaler.get_scale())
+        return scale_of(self._trainer)
 
     def check(self, module: LightningModule) -> None:
         """Raise if a step cannot be run, or could not be undone."""

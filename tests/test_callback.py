@@ -20,6 +20,7 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from twice import panels, same, scalars
 
 from normgrad_lightning import NormGrad, NormGradCallback
 
@@ -84,18 +85,6 @@ def fit(module, callbacks, folder, package=pytorch_lightning, loader=None, **opt
     return trainer
 
 
-def panels(trainer):
-    events = EventAccumulator(trainer.logger.log_dir, size_guidance={"images": 0})
-    events.Reload()
-    return {tag: [event.step for event in events.Images(tag)] for tag in events.Tags()["images"]}
-
-
-def scalars(trainer):
-    events = EventAccumulator(trainer.logger.log_dir, size_guidance={"scalars": 0})
-    events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
 class Metrics(pytorch_lightning.Callback):
     """What the run told its progress bar and its other callbacks, step by step."""
 
@@ -146,15 +135,7 @@ def test_training_keeps_every_bit(tmp_path, flags):
     assert plain["steps"] == 6
     assert len(plain["scalars"]["loss_step"]) > 3
     for what in plain:
-        assert _same(plain[what], watched[what]), what
-
-
-def _same(a, b):
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return a == b
+        assert same(plain[what], watched[what]), what
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from networks import ResNet, batch
 from pytorch_lightning.callbacks import StochasticWeightAveraging
-from test_callback import Metrics, _same, data, fit, lit, panels, scalars
+from test_callback import Metrics, data, fit, lit, panels, same, scalars
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
@@ -144,7 +144,7 @@ def train(folder, callbacks, optimizer="sgd", average="ema", kind=Busy, **option
 
 def assert_same(plain, watched):
     for what in plain:
-        assert _same(plain[what], watched[what]), what
+        assert same(plain[what], watched[what]), what
 
 
 @pytest.fixture(scope="module")
@@ -374,7 +374,7 @@ def test_manual_optimisation_with_normgrad_loss_works(tmp_path):
         module = Told()
         fit(module, callbacks, tmp_path)
         weights.append(list(module.state_dict().values()))
-    assert _same(*weights)
+    assert same(*weights)
     assert callbacks[0].order1["contrast"]
 
 
@@ -509,7 +509,7 @@ def test_steps_that_move_more_than_the_weights_keep_every_bit(tmp_path, images):
         trainer = fit(module, callbacks, tmp_path, loader=loader)
         hooks = [len(m._forward_hooks) for m in module.modules()]
         runs.append([list(module.state_dict().values()), trainer.optimizers[0].state_dict()["param_groups"], hooks])
-    assert _same(*runs)
+    assert same(*runs)
     assert callbacks[0].order1["contrast"]
 
 
@@ -696,7 +696,7 @@ def test_two_processes_keep_every_bit_and_rank_0_alone_runs_the_passes(tmp_path)
     watched, _ = run_two_processes(tmp_path, watch=True)
     for rank in range(2):
         for what in ("weights", "list", "count", "rng", "metrics"):
-            assert _same(plain[rank][what], watched[rank][what]), (rank, what)
+            assert same(plain[rank][what], watched[rank][what]), (rank, what)
     assert watched[0]["maps"] == {kind: ["net.stage1", "net.stage2", "net.stage3"] for kind in KINDS}
     assert watched[1]["maps"] == {}
 
