@@ -111,14 +111,13 @@ def contact_sheet(pictures: Pictures, start: Maps, end: Maps, tile: int = 128) -
         for name, column in group.items():
             draw.text((left, 31), name, "dimgray", font)
             for row, picture in enumerate(column):
-                bytes_ = (picture * 255 + 0.5).clip(0, 255).astype("uint8")
-                sheet.paste(Image.fromarray(bytes_), (left, heading + row * (tile + gap)))
+                sheet.paste(Image.fromarray(picture), (left, heading + row * (tile + gap)))
             left += tile + gap
         left += wide_gap - gap
     return sheet
 
 
-def _overlays(tiles: NDArray[np.float32], maps: Tensor) -> list[NDArray[np.float32]]:
+def _overlays(tiles: NDArray[np.uint8], maps: Tensor) -> list[NDArray[np.uint8]]:
     return [overlay(tile, m) for tile, m in zip(tiles, scale_maps(maps.numpy()), strict=True)]
 
 

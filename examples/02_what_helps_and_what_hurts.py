@@ -126,7 +126,7 @@ def sheet(pairs: Pairs, maps_of_label: list[Maps], layer: str, tile: int = 112) 
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(size=13)
     for row, tile_of_row in enumerate(tiles):
         top = heading + row * (tile + gap + 18) + 18
-        picture.paste(_as_image(tile_of_row), (wide_gap, top))
+        picture.paste(Image.fromarray(tile_of_row), (wide_gap, top))
         for labelled, maps in enumerate(maps_of_label):
             left = 2 * wide_gap + tile + labelled * (len(KINDS) * (tile + gap) + wide_gap)
             draw.text((left, top - 17), f"label: {CLASSES[pairs.labels[row, labelled]]}", "black", font)
@@ -135,14 +135,11 @@ def sheet(pairs: Pairs, maps_of_label: list[Maps], layer: str, tile: int = 112) 
                 scaled = scale_maps(maps[kind][layer][row : row + 1].numpy(), signed=signed)[0]
                 colormap = SIGNED_COLORMAP if signed else "inferno"
                 place = left + column * (tile + gap)
-                picture.paste(_as_image(overlay(tile_of_row, scaled, colormap=colormap, signed=signed)), (place, top))
+                covered = overlay(tile_of_row, scaled, colormap=colormap, signed=signed)
+                picture.paste(Image.fromarray(covered), (place, top))
                 if row == 0:
                     draw.text((place, 8), kind, "dimgray", font)
     return picture
-
-
-def _as_image(picture: object) -> Image.Image:
-    return Image.fromarray((picture * 255 + 0.5).clip(0, 255).astype("uint8"))
 
 
 def parse_args() -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import sys
 import warnings
@@ -27,8 +28,9 @@ from normgrad_lightning.isolation import CAN_RUN_EAGERLY
 from normgrad_lightning.layers import AUTO, TARGETS, check_spec, compiled_layers, is_compiled
 from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
-from normgrad_lightning.panels import Look, Panel
+from normgrad_lightning.panels import Look
 from normgrad_lightning.passes import NothingToRead, order0_maps, trained_layers
+from normgrad_lightning.render import Panel
 from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss, scale_of
 from normgrad_lightning.watch import Live, Rehearsal, Watch, has_compiled_anything, must_rehearse
 
@@ -183,7 +185,6 @@ class NormGradCallback(Callback):
         self._event: int | None = None
         self._loss_scale = 1.0
         self._hint = ""
-        self._compiled: list[str] = []
         self._announced = False
         self._warned: set[str] = set()
         self._random = random.Random(RANDOM_SEED)
@@ -251,7 +252,7 @@ class NormGradCallback(Callback):
 
     def _choose_watch(self, trainer: Trainer, pl_module: LightningModule) -> Watch | None:
         """Training itself where it can be read, else a rehearsal; None, and a warning, if neither can be had."""
-        self._hint, self._compiled = "", compiled_layers(pl_module)
+        self._hint = ""
         if must_rehearse(pl_module, self.layers, self.target):
             try:
                 return self._rehearsal(trainer, pl_module)
@@ -259,7 +260,7 @@ class NormGradCallback(Callback):
                 if self.layers != AUTO:
                     raise
                 self._hint = f" {error}"
-        elif not CAN_RUN_EAGERLY and self._compiled:
+        elif not CAN_RUN_EAGERLY and compiled_layers(pl_module):
             self._hint = " Before torch 2.6, nothing can be read inside of compiled code."
         if is_compiled(pl_module):
             self._complain(f"NormGrad shows nothing, for the whole module is compiled.{self._hint}")
@@ -295,9 +296,9 @@ class NormGradCallback(Callback):
             self._begin_watch(self._watch, loss, pl_module, batch)
 
     def _renewed(self, watch: Watch, trainer: Trainer, pl_module: LightningModule) -> Watch:
-        """The same watch; maybe another, if something was compiled since it was chosen."""
+        """The same watch; maybe another, if the model has other modules since, or compiled ones."""
         with self._guard("looking at the model"):
-            if isinstance(watch, Live) and compiled_layers(pl_module) != self._compiled:
+            if not watch.is_up_to_date():
                 return self._choose_watch(trainer, pl_module) or watch
         return watch
 
@@ -436,11 +437,12 @@ class NormGradCallback(Callback):
     def _take_maps(self, recorder: NormGrad, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Read the recorder into `maps` and `inputs`; False if there is nothing to show."""
         self._numbers = {name: number for number, name in enumerate(recorder.layers)}
-        maps = {name: m.cpu() * self._loss_scale for name, m in recorder.latest_maps().items()}
+        maps = {name: _scaled(m.cpu(), self._loss_scale) for name, m in recorder.latest_maps().items()}
+        totals = {name: float(m.sum()) for name, m in maps.items()}
         if not recorder.has_run and self._saw_backward:
             self._rehearse_instead(trainer, pl_module)
-        self._report(recorder, maps)
-        if not all(bool(m.isfinite().all()) for m in maps.values()):
+        self._report(recorder, totals)
+        if not all(math.isfinite(totals[name]) or bool(m.isfinite().all()) for name, m in maps.items()):
             self._skip()
             return False
         if not maps:
@@ -458,11 +460,11 @@ class NormGradCallback(Callback):
         }
         return True
 
-    def _report(self, recorder: NormGrad, maps: Mapping[str, Tensor]) -> None:
+    def _report(self, recorder: NormGrad, totals: Mapping[str, float]) -> None:
         """Tell what cannot be read, and what there is nothing to see in, each once."""
         for problem in recorder.new_problems(after_backward=recorder.has_run and self._saw_backward):
             self._complain(problem + self._hint)
-        for name in (name for name, m in maps.items() if not m.any()):
+        for name in (name for name, total in totals.items() if total == 0):
             self._warn_once(
                 f"NormGrad: the map of {name!r} is zero everywhere, so no gradient reaches its locations. At the first "
                 "step that is so if the head's weights start at zero; always, if the head reads a class token alone."
@@ -509,28 +511,29 @@ class NormGradCallback(Callback):
         return f" Order-1 maps ({', '.join(self.order1_maps)}) come {steps}, with {whose}."
 
     def _show(self, step: int, order0: bool) -> None:
-        """Draw the latest maps, and give each panel to every writer."""
+        """Draw the latest maps, and give the panels to every writer."""
+        panels: list[Panel] = []
         if not self._writers:
             return
         with self._guard("drawing"):
-            at = "" if self.target == "output" else f"_{self.target}"
-            if order0:
-                self._write(f"normgrad_order0{at}", step, self._look.panels(self.maps, self._inputs_of))
-            if self._order1 is not None:
-                of = "" if self.per_image else "_batch"
-                for kind, maps in self.order1.items():
-                    panels = self._look.panels(maps, dict.fromkeys(maps, self.order1_inputs), signed=kind == "contrast")
-                    self._write(f"normgrad_{kind}{at}{of}", step, panels)
-        for writer in self._writers:
+            panels.extend(self._panels(order0))
+        for writer in self._writers if panels else ():
             with self._guard(f"writing to {writer.where}"):
-                writer.flush()
+                writer.log_panels(step, panels)
 
-    def _write(self, group: str, step: int, panels: Iterable[Panel]) -> None:
-        for layer, encoded, height, width in panels:
-            for writer in self._writers:
-                with self._guard(f"writing to {writer.where}"):
-                    tag = f"{group}/{self._numbers[layer]:02d}_{layer}"
-                    writer.log_panel(tag, step, encoded, height=height, width=width)
+    def _panels(self, order0: bool) -> Iterator[Panel]:
+        at = "" if self.target == "output" else f"_{self.target}"
+        if order0:
+            yield from self._tagged(f"normgrad_order0{at}", self._look.panels(self.maps, self._inputs_of))
+        if self._order1 is not None:
+            of = "" if self.per_image else "_batch"
+            for kind, maps in self.order1.items():
+                panels = self._look.panels(maps, dict.fromkeys(maps, self.order1_inputs), signed=kind == "contrast")
+                yield from self._tagged(f"normgrad_{kind}{at}{of}", panels)
+
+    def _tagged(self, group: str, panels: Iterable[Panel]) -> Iterator[Panel]:
+        for panel in panels:
+            yield panel._replace(tag=f"{group}/{self._numbers[panel.tag]:02d}_{panel.tag}")
 
     @contextmanager
     def _guard(self, doing: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -571,11 +574,19 @@ def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
 
 def _rows(t: Tensor, chosen: Sequence[int] | None) -> Tensor:
     """The rows of these images; of all, if None is said."""
-    return t if chosen is None else t[[place for place in chosen if place < len(t)]]
+    if chosen is None:
+        return t
+    places = [place for place in chosen if place < len(t)]
+    return t[: len(places)] if places == list(range(len(places))) else t[places]
 
 
 def _pick(images: Tensor | None, chosen: Sequence[int] | None) -> Tensor | None:
-    return None if images is None else _rows(images, chosen).cpu()
+    """A copy of these images, for they are training's own."""
+    return None if images is None else _rows(images, chosen).to("cpu", copy=True)
+
+
+def _scaled(m: Tensor, factor: float) -> Tensor:
+    return m if factor == 1 else m * factor
 
 
 def _signal(maps: Mapping[str, Tensor], count: int) -> Tensor:

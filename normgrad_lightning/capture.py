@@ -177,6 +177,11 @@ class NormGrad:
         return sorted(self._names, key=[*self._ran, *self._names].index)
 
     @property
+    def hooked(self) -> list[nn.Module]:
+        """The modules that hooks are put on."""
+        return [*self._scout.hooked, *(self._layers[name] for name in self._names)]
+
+    @property
     def maps(self) -> dict[str, Tensor]:
         """The latest map `(N, *S)` of each layer that a backward has reached, in the order of the network.
 
@@ -262,7 +267,7 @@ class NormGrad:
                 self._reasons.setdefault(name, why)
             return
         layout = self._scout.layout(layer, point)
-        x = (point if layer_input is None else layer_input)[: self._num_images]
+        x = (point if layer_input is None else layer_input).detach()[: self._num_images]
         products = (
             OuterProducts() if layer_input is None else weight_products(layer, x.shape, (len(x), *point.shape[1:]))
         )

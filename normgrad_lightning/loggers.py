@@ -1,17 +1,20 @@
 """From pictures to where a run keeps its results: TensorBoard, or files beside the other logs.
 
 Lightning's loggers share no way to log an image, and ``SummaryWriter.add_image`` spends most of a second on a PNG. Each
-writer here takes a panel that is already a JPEG and does the least that its destination needs. Loggers are recognised
-by the names of their classes, so that those of ``pytorch_lightning`` and of ``lightning.pytorch`` are the same to us,
-and neither is imported.
+writer here takes the panels of an event, which are JPEGs already, and does the least that its destination needs.
+Loggers are recognised by the names of their classes, so that those of ``pytorch_lightning`` and of
+``lightning.pytorch`` are the same to us, and neither is imported.
 """
 
 import errno
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from normgrad_lightning.records import write_panels
+from normgrad_lightning.render import Panel
 
 
 class PanelWriter(Protocol):
@@ -23,11 +26,8 @@ class PanelWriter(Protocol):
 
     where: str
 
-    def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
-        """Keep one panel, of ``height`` by ``width`` pixels, under a tag and a step."""
-
-    def flush(self) -> None:
-        """All panels of an event were given: let them outlive a process that is killed."""
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Keep the panels of one event; from then on, they outlive a process that is killed."""
 
 
 RESERVE = 64 * 2**20
@@ -85,21 +85,15 @@ class TensorBoardPanels:
         self._logger = logger
         self.where = f"TensorBoard ({logger.log_dir})"
 
-    def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
-        """Write the JPEG as it is, as an image summary."""
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-
-        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=jpeg)
-        summary = Summary(value=[Summary.Value(tag=tag, image=image)])
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Write the JPEGs as they are, as image summaries."""
         writer = self._logger.experiment._get_file_writer()
-        check_room(self._logger.log_dir, len(jpeg))
-        check_file(writer.event_writer._file_name, len(jpeg))
-        writer.add_summary(summary, step)
-
-    def flush(self) -> None:
-        """Hand over to the system what waits in the process; a remote store would take the whole file anew."""
-        if not _is_remote(self._logger.log_dir):
-            self._logger.experiment.flush()
+        size = _size(panels)
+        check_room(self._logger.log_dir, size)
+        check_file(writer.event_writer._file_name, size)
+        write_panels(writer, step, panels)
+        if not _is_remote(self._logger.log_dir):  # that would take the whole file anew
+            writer.flush()
 
 
 class FilePanels:
@@ -109,20 +103,22 @@ class FilePanels:
         self._folder = Path(folder)
         self.where = str(self._folder)
 
-    def log_panel(self, tag: str, step: int, jpeg: bytes, height: int, width: int) -> None:
-        """Write the JPEG to a file that appears at once and whole, over one of the same tag and step."""
-        check_room(self._folder, len(jpeg))
-        path = self._folder / tag / f"step_{step:08d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        try:
-            partial.write_bytes(jpeg)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Write each JPEG to a file that appears at once and whole, over one of the same tag and step."""
+        check_room(self._folder, _size(panels))
+        for panel in panels:
+            path = self._folder / panel.tag / f"step_{step:08d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}.partial")
+            try:
+                partial.write_bytes(panel.jpeg)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
 
-    def flush(self) -> None:
-        """Nothing waits."""
+
+def _size(panels: Iterable[Panel]) -> int:
+    return sum(len(panel.jpeg) for panel in panels)
 
 
 def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) -> tuple[list[PanelWriter], list[str]]:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normgrad_lightning.checks import check_choice, check_normalisation, check_opacity, check_whole
-from normgrad_lightning.render import SCALES, SIGNED_COLORMAP, check_colormap, input_tiles, jpeg, panel
+from normgrad_lightning.render import SCALES, SIGNED_COLORMAP, Panel, Sheet, check_colormap, input_tiles, jpeg
 
 Numbers = float | Sequence[float] | None
-
-
-class Panel(NamedTuple):
-    """A layer's panel, encoded."""
-
-    layer: str
-    jpeg: bytes
-    height: int
-    width: int
 
 
 class Look:
@@ -45,18 +36,13 @@ class Look:
         Signed maps, whose zero means something, have a diverging colour map of their own.
         """
         colormap = SIGNED_COLORMAP if signed else self._colormap
-        tiles: dict[int, Any] = {}
+        sheets: dict[int, Sheet] = {}
         for layer, maps in maps_of.items():
             inputs = inputs_of[layer]
-            if id(inputs) not in tiles:
-                tiles[id(inputs)] = self._tiles(inputs, maps_of)
-            picture = panel(
-                tiles[id(inputs)],
-                maps.numpy(),
-                colormap=colormap,
-                opacity=self._opacity,
-                scale=self._scale,
-                signed=signed,
+            if id(inputs) not in sheets:
+                sheets[id(inputs)] = Sheet(self._tiles(inputs, maps_of))
+            picture = sheets[id(inputs)].panel(
+                maps.numpy(), colormap=colormap, opacity=self._opacity, scale=self._scale, signed=signed
             )
             yield Panel(layer, jpeg(picture), *picture.shape[:2])
 

@@ -18,8 +18,8 @@ from normgrad_lightning.windows import Window
 Term = tuple[float, Tensor, Tensor]
 """A factor, an activation and a gradient: `a · g ⊗ x`."""
 
-SOME = 2**18
-"""How many values a temporary copy may hold: small enough for a CPU's cache."""
+SOME = 2**20
+"""How many values a temporary copy may hold: with fewer, threads wait for each other more often than they work."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class OuterProducts:
 def channel_norm(t: Tensor, dim: int = 1) -> Tensor:
     """The norm over channels at every location, in float32 or wider, without a widened copy of the whole of `t`."""
     t, dtype, dim = t.detach(), wide_dtype(t), dim % t.dim()
-    norm: Tensor
-    if t.is_cpu and t.numel() and t.stride(dim) != 1:
-        # A CPU adds whole planes several times faster than it reduces along an axis with gaps.
-        norm = torch.cat([images.to(dtype).square().sum(dim) for (images,) in _some_images(t)]).sqrt_()
-    else:
-        norm = torch.linalg.vector_norm(t, dim=dim, dtype=dtype)
-    return norm
+    if not t.is_cpu or not t.numel() or t.stride(dim) == 1:
+        norm: Tensor = torch.linalg.vector_norm(t, dim=dim, dtype=dtype)
+        return norm
+    # A CPU adds whole planes several times faster than it reduces along an axis with gaps.
+    if t.numel() <= SOME:
+        return t.to(dtype).square().sum(dim).sqrt_()
+    return torch.cat([images.to(dtype).square().sum(dim) for (images,) in _some_images(t)]).sqrt_()
 
 
 def channel_dot(a: Tensor, b: Tensor) -> Tensor:

@@ -4,18 +4,19 @@ A map is a handful of numbers on a coarse grid. What a reader of TensorBoard wan
 beside it, the same image with the map laid over it. This module does the drawing and nothing else: arrays in, arrays
 out, with no knowledge of models, tensors or loggers.
 
-The input tiles are the same for every layer, so they are prepared once::
+The inputs are the same for every layer, so they are prepared once::
 
-    tiles = input_tiles(images, mean=mean, std=std, tile_size=128)
+    sheet = Sheet(input_tiles(images, mean=mean, std=std, tile_size=128))
     for layer, maps in maps_of_layers.items():
-        picture = jpeg(panel(tiles, maps))
+        picture = jpeg(sheet.panel(maps))
 """
 
 import difflib
 import io
+import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ from PIL import Image
 from normgrad_lightning.checks import check_choice
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
-Picture: TypeAlias = npt.NDArray[np.float32]
+Picture: TypeAlias = npt.NDArray[np.uint8]
+"""Pixels of red, green, blue and a byte that says nothing, ``(H, W, 4)``, as encoders like them."""
 Statistic: TypeAlias = float | Sequence[float] | None
 
 SCALES = {
@@ -35,12 +37,27 @@ SCALES = {
 SIGNED_COLORMAP = "matplotlib:coolwarm"
 """For signed maps: red above zero, blue below."""
 
-_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _BACKGROUND = 224
 _PALE = 90.0  # of the 128 colours on each side of a diverging map's middle
 _GAP = 2  # between an input and its overlay
 _PAIR_GAP = 8  # between pairs: what belongs together stands together
 _SLIMMEST = 4  # a tile is at least a quarter as high as it is wide, so that a strip of audio can be seen
+
+
+class Panel(NamedTuple):
+    """A picture for the logs, encoded.
+
+    Attributes:
+        tag: What it is called: by its layer's name, until whoever logs it says more.
+        jpeg: The picture.
+        height: Its pixels.
+        width: Its pixels.
+    """
+
+    tag: str
+    jpeg: bytes
+    height: int
+    width: int
 
 
 def check_colormap(name: str) -> None:
@@ -73,31 +90,25 @@ def _wide(values: npt.NDArray[Any]) -> Floats:
     return values.astype(np.result_type(values, np.float32), copy=False)
 
 
-def _range(values: Floats) -> tuple[float, float]:
-    """Return the minimum and maximum of the finite values, (0, 0) if there are none."""
+def _range(values: Floats) -> tuple[float, float, bool]:
+    """Return the minimum and maximum of the finite values, (0, 0) if there are none, and whether all are finite."""
     low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
-    if not (np.isfinite(low) and np.isfinite(high)):
-        finite = values[np.isfinite(values)]
-        return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    return low, high
+    if math.isfinite(low) and math.isfinite(high):
+        return low, high, True
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max()), False) if finite.size else (0.0, 0.0, False)
 
 
 def _unit(values: Floats, *, constant: float) -> Floats:
     """Return the values brought to [0, 1] by min–max: ``constant`` without a range, 0 where a value is not finite."""
-    low, high = _range(values)
-    bad = ~np.isfinite(values)
+    low, high, are_finite = _range(values)
     if high - low > 1e38:
         values = values.astype(np.float64)  # the differences overflow float32
     unit = (values - low) / (high - low) if low < high else np.full_like(values, constant)
-    return _zero_where(bad, unit)
+    return unit if are_finite else np.where(np.isfinite(values), unit, np.zeros_like(unit))
 
 
-def _zero_where(bad: npt.NDArray[np.bool_], values: Floats) -> Floats:
-    """Return the values with 0 in the bad places; most often there are none, and no copy is made."""
-    return np.where(bad, np.zeros_like(values), values) if bad.any() else values
-
-
-def scale_maps(maps: Floats, scale: str = "image", *, signed: bool = False) -> Picture:
+def scale_maps(maps: Floats, scale: str = "image", *, signed: bool = False) -> npt.NDArray[np.float32]:
     """Return the maps brought to [0, 1], ``(N, *S)`` as given: by min–max, or signed with zero at 0.5.
 
     Args:
@@ -115,8 +126,9 @@ def scale_maps(maps: Floats, scale: str = "image", *, signed: bool = False) -> P
 
 def _centred(values: Floats) -> Floats:
     """Return the values divided by the largest of them, whatever its sign, and brought from [-1, 1] to [0, 1]."""
-    largest = max(map(abs, _range(values)))
-    values = _zero_where(~np.isfinite(values), values)
+    low, high, are_finite = _range(values)
+    largest = max(-low, high)
+    values = values if are_finite else np.where(np.isfinite(values), values, np.zeros_like(values))
     return values / largest / 2 + 0.5 if largest > 0 else np.full_like(values, 0.5)
 
 
@@ -129,7 +141,7 @@ def _plane(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
-def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Picture:
+def _per_channel(name: str, value: float | Sequence[float], channels: int) -> npt.NDArray[np.float32]:
     """Return ``value`` as ``(C, 1, 1)`` or, for one number, ``(1, 1, 1)``."""
     array = np.asarray(value, dtype=np.float32).reshape(-1)
     if len(array) not in (1, channels):
@@ -141,7 +153,7 @@ def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Pi
 
 
 def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statistic = None) -> Picture:
-    """Return the image a network saw as an RGB picture, ``(H, W, 3)`` in [0, 1].
+    """Return the image a network saw as a picture, ``(H, W, 4)``.
 
     With ``mean`` or ``std``, the normalisation is undone, ``image * std + mean`` (``mean`` 0 or ``std`` 1 if only the
     other is given), and clipped. Without, the image is stretched from its minimum to its maximum; a constant image is
@@ -149,7 +161,7 @@ def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statisti
 
     Args:
         image: ``(C, *S)``. Three channels are shown as RGB, one as grey, any other number as the grey of their mean.
-            One axis in S gives a strip ``(1, L, 3)``, three give the middle slice along the first.
+            One axis in S gives a strip ``(1, L, 4)``, three give the middle slice along the first.
         mean: One number, or one per channel.
         std: One number, or one per channel.
     """
@@ -159,19 +171,22 @@ def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statisti
     else:
         scale = _per_channel("std", 1.0 if std is None else std, len(values))
         shift = _per_channel("mean", 0.0 if mean is None else mean, len(values))
-        bad = ~np.isfinite(values)
-        picture = _zero_where(bad, (_zero_where(bad, values) * scale + shift).clip(0.0, 1.0))
+        good = np.isfinite(values)
+        picture = (np.where(good, values, np.zeros_like(values)) * scale + shift).clip(0.0, 1.0) * good
     if len(picture) != 3:
-        picture = picture.mean(axis=0, keepdims=True).repeat(3, axis=0)
-    return picture.astype(np.float32, copy=False).transpose(1, 2, 0)
+        picture = picture.mean(axis=0, keepdims=True)
+    channels = (picture * 255.0 + 0.5).astype(np.uint8)
+    pixels = np.zeros((*channels.shape[1:], 4), dtype=np.uint8)
+    pixels[..., :3] = channels.transpose(1, 2, 0)
+    return pixels
 
 
 def overlay(
     image: Picture, map: Floats, *, colormap: str = "inferno", opacity: float = 0.6, signed: bool = False
 ) -> Picture:
-    """Return the map in colour over the grey version of the image, ``(H, W, 3)`` in [0, 1].
+    """Return the map in colour over the grey version of the image, ``(H, W, 4)``.
 
-    With v the map's value at a pixel, in 256 steps, and grey the image's luma::
+    With v the map's value at a pixel, in 256 steps, and grey the image's luma, in 256 steps too::
 
         α = opacity ** (2 - v)
         pixel = (1 - α) * grey + α * colour(v)
@@ -186,7 +201,7 @@ def overlay(
     and the pale colours in the middle of the colour map are left out: they would draw an edge along every zero.
 
     Args:
-        image: ``(H, W, 3)`` in [0, 1], from ``display_image`` or one of the ``input_tiles``.
+        image: ``(H, W, 4)``, from ``display_image`` or one of the ``input_tiles``.
         map: ``(h, w)`` in [0, 1], from ``scale_maps``, on a grid of any size. Its values are interpolated
             bilinearly to the size of the image, and then coloured: interpolated colours would show values that are
             not there.
@@ -195,31 +210,85 @@ def overlay(
         signed: Whether the map is signed; take a diverging colour map then, such as ``SIGNED_COLORMAP``.
     """
     height, width = image.shape[:2]
-    values = Image.fromarray(np.ascontiguousarray(map, dtype=np.float32))
-    resized = np.asarray(values.resize((width, height), Image.Resampling.BILINEAR))
-    index = (resized.clip(0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
-    keep, paint = _paint(colormap, float(opacity), signed)
-    grey = image @ _LUMA
-    return paint.take(index, axis=0) + (keep.take(index) * grey)[..., None]
+    (picture,) = _painted(_greys(image[None]), _resized(map[None], height, width), colormap, opacity, signed)
+    return picture
+
+
+def _greys(tiles: Picture) -> npt.NDArray[np.uint8]:
+    """Return the luma of pictures, ``(N, H, W)``."""
+    count, height, width, _ = tiles.shape
+    below_each_other = _as_image(tiles.reshape(count * height, width, 4))
+    return np.asarray(below_each_other.convert("L")).reshape(count, height, width)
+
+
+def _as_image(picture: Picture) -> Image.Image:
+    """Return the picture as one of Pillow's, without a copy."""
+    height, width, _ = picture.shape
+    return Image.frombuffer("RGBX", (width, height), picture, "raw", "RGBX", 0, 1)
+
+
+def _resized(maps: Floats, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Return maps in [0, 1] in this size, ``(N, height, width)`` in 256 steps, interpolated bilinearly.
+
+    Not by Pillow, which takes one map at a time, nor by a matrix product, whose threads would get in training's way.
+    """
+    values = _resized_axis(maps.astype(np.float32, copy=False) * np.float32(255.0), 2, width)
+    return (_resized_axis(values, 1, height) + np.float32(0.5)).astype(np.uint8)
+
+
+def _resized_axis(values: Floats, axis: int, wanted: int) -> Floats:
+    taps = _taps(values.shape[axis], wanted)
+    parts = [values.take(places, axis) * (weights if axis == 2 else weights[:, None]) for places, weights in taps]
+    total: Floats = sum(parts[1:], parts[0])
+    return total
+
+
+@lru_cache(maxsize=64)
+def _taps(size: int, wanted: int) -> list[tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]]:
+    """Return what to add up for an axis of another size: places of the old one, and their weights.
+
+    Where it grows these are the two neighbours of each new place; where it shrinks, all places that fall into it.
+    """
+    step = size / wanted
+    reach = max(step, 1.0)
+    centres = (np.arange(wanted) + 0.5) * step - 0.5
+    first = np.ceil(centres - reach)
+    places = first[:, None] + np.arange(math.ceil(2.0 * reach))
+    weights = np.maximum(1.0 - np.abs(places - centres[:, None]) / reach, 0.0) * ((places >= 0) & (places < size))
+    weights /= weights.sum(axis=1, keepdims=True)
+    inside = places.clip(0, size - 1).astype(np.intp)
+    return [(inside[:, tap], weights[:, tap].astype(np.float32)) for tap in range(places.shape[1])]
+
+
+def _painted(
+    greys: npt.NDArray[np.uint8], maps: npt.NDArray[np.uint8], colormap: str, opacity: float, signed: bool
+) -> Picture:
+    """Return the maps in colour over grey pictures, ``(N, H, W, 4)``; see ``overlay``."""
+    value_and_grey = maps.astype(np.uint16) << 8 | greys
+    pixels = _paint(colormap, float(opacity), signed).take(value_and_grey)
+    return pixels.view(np.uint8).reshape(*pixels.shape, 4)
 
 
 @lru_cache(maxsize=8)
-def _paint(colormap: str, opacity: float, signed: bool) -> tuple[Picture, Picture]:
-    """Return, for each of the 256 values, ``1 - α`` as ``(256,)`` and ``α * colour`` as ``(256, 3)``."""
+def _paint(colormap: str, opacity: float, signed: bool) -> npt.NDArray[np.uint32]:
+    """Return the pixel, its four bytes as one number, for each of the 256 values over each of the 256 greys."""
     values, colours = np.linspace(0.0, 1.0, 256), _lut(colormap)
     if signed:
         signs, strength = np.sign(values - 0.5), np.abs(2.0 * values - 1.0)
         colours = colours[np.rint(127.5 + signs * (_PALE + (127.5 - _PALE) * strength)).astype(int)]
-        alpha = (opacity * (2.0 - opacity) * strength**0.75).astype(np.float32)
+        alpha = opacity * (2.0 - opacity) * strength**0.75
     else:
-        alpha = (opacity ** (2.0 - values)).astype(np.float32)
-    return 1.0 - alpha, alpha[:, None] * colours
+        alpha = opacity ** (2.0 - values)
+    alpha, greys = alpha[:, None, None], np.arange(256)[None, :, None]
+    pixels = np.zeros((256, 256, 4), dtype=np.uint8)
+    pixels[..., :3] = (1.0 - alpha) * greys + alpha * 255.0 * colours[:, None, :] + 0.5
+    return pixels.view(np.uint32).reshape(-1)
 
 
 def input_tiles(
     images: npt.NDArray[Any], *, mean: Statistic = None, std: Statistic = None, tile_size: int = 128
 ) -> Picture:
-    """Return the images as pictures of one size, ``(N, H, W, 3)`` in [0, 1].
+    """Return the images as pictures of one size, ``(N, H, W, 4)``.
 
     The longer side is ``tile_size`` and the aspect is kept, but for strips: no side is shorter than a quarter of
     the other.
@@ -237,55 +306,66 @@ def _tile(picture: Picture, tile_size: int) -> Picture:
     height, width = (max(side, max(picture.shape[:2]) / _SLIMMEST) for side in picture.shape[:2])
     zoom = tile_size / max(height, width)
     size = max(1, round(width * zoom)), max(1, round(height * zoom))
-    resized = Image.fromarray(_bytes(picture)).resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
-    return np.asarray(resized, dtype=np.float32) / np.float32(255.0)
+    if size == picture.shape[1::-1]:
+        return picture
+    return np.asarray(_as_image(picture).resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0))
 
 
-def _bytes(picture: Picture) -> npt.NDArray[np.uint8]:
-    return (picture * np.float32(255.0) + np.float32(0.5)).astype(np.uint8)
-
-
-def panel(
-    tiles: Picture,
-    maps: Floats,
-    *,
-    colormap: str = "inferno",
-    opacity: float = 0.6,
-    scale: str = "image",
-    signed: bool = False,
-) -> npt.NDArray[np.uint8]:
-    """Return one picture of all inputs, each with its overlay at its right, ``(height, width, 3)``.
+class Sheet:
+    """All inputs on one sheet, each with room for its overlay at its right, to be drawn on again and again.
 
     Two such pairs stand in a row, in reading order: four tiles of 128 pixels are still legible in a card of
     TensorBoard, which is 350 wide.
 
     Args:
-        tiles: ``(N, H, W, 3)`` from ``input_tiles``, at least one.
-        maps: ``(N, *S)`` in any units, on a grid of any size. Of three axes, the middle slice along the first is
-            shown.
-        colormap: As for ``overlay``.
-        opacity: As for ``overlay``.
-        scale: As for ``scale_maps``.
-        signed: As for ``scale_maps``.
+        tiles: ``(N, H, W, 4)`` from ``input_tiles``, at least one.
     """
-    if len(tiles) != len(maps):
-        raise ValueError(f"`maps`: expected {len(tiles)}, one for each tile, but got {len(maps)}.")
-    planes = _plane(scale_maps(maps, scale, signed=signed))
-    count, height, width, _ = tiles.shape
-    columns = min(count, 2)
-    rows = -(-count // columns)
-    across, down = 2 * width + _GAP + _PAIR_GAP, height + _PAIR_GAP
-    canvas = np.full((rows * down - _PAIR_GAP, columns * across - _PAIR_GAP, 3), _BACKGROUND, dtype=np.uint8)
-    for i, (tile, plane) in enumerate(zip(tiles, planes, strict=True)):
-        top, left = i // columns * down, i % columns * across
-        covered = overlay(tile, plane, colormap=colormap, opacity=opacity, signed=signed)
-        canvas[top : top + height, left : left + width] = _bytes(tile)
-        canvas[top : top + height, left + width + _GAP :][:, :width] = _bytes(covered)
-    return canvas
+
+    def __init__(self, tiles: Picture) -> None:
+        count, height, width, _ = tiles.shape
+        columns = min(count, 2)
+        rows = -(-count // columns)
+        across, down = 2 * width + _GAP + _PAIR_GAP, height + _PAIR_GAP
+        shape = rows * down - _PAIR_GAP, columns * across - _PAIR_GAP, 4
+        self._picture = np.full(shape, _BACKGROUND, dtype=np.uint8)
+        self._greys = _greys(tiles)
+        self._places = []
+        for i, tile in enumerate(tiles):
+            top, left = i // columns * down, i % columns * across
+            self._picture[top : top + height, left : left + width] = tile
+            self._places.append(self._picture[top : top + height, left + width + _GAP :][:, :width])
+
+    def panel(
+        self,
+        maps: Floats,
+        *,
+        colormap: str = "inferno",
+        opacity: float = 0.6,
+        scale: str = "image",
+        signed: bool = False,
+    ) -> Picture:
+        """Return the sheet with the overlays of these maps, ``(height, width, 4)``; the next call draws over them.
+
+        Args:
+            maps: ``(N, *S)`` in any units, on a grid of any size. Of three axes, the middle slice along the first is
+                shown.
+            colormap: As for ``overlay``.
+            opacity: As for ``overlay``.
+            scale: As for ``scale_maps``.
+            signed: As for ``scale_maps``.
+        """
+        if len(self._places) != len(maps):
+            raise ValueError(f"`maps`: expected {len(self._places)}, one for each tile, but got {len(maps)}.")
+        planes = _plane(scale_maps(maps, scale, signed=signed))
+        steps = _resized(planes, *self._greys.shape[1:])
+        painted = _painted(self._greys, steps, colormap, opacity, signed)
+        for place, covered in zip(self._places, painted, strict=True):
+            place[...] = covered
+        return self._picture
 
 
-def jpeg(picture: npt.NDArray[np.uint8], quality: int = 90) -> bytes:
-    """Return the picture, ``(height, width, 3)``, encoded as JPEG."""
+def jpeg(picture: Picture, quality: int = 85) -> bytes:
+    """Return the picture, ``(height, width, 4)``, encoded as JPEG."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "JPEG", quality=quality)
+    _as_image(picture).save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()

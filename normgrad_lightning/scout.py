@@ -69,7 +69,7 @@ class Scout:
         self.enabled = True
         self.searching = True
         self.step = 0
-        self.apart: set[nn.Module] = set()
+        self.apart = with_fast_path(model)
         self.entry: Entry | None = None
         self.has_seen_image = False
         self.sightings: list[Sighting] = []
@@ -80,6 +80,7 @@ class Scout:
         self._channels_last = channels_last
         self._layers = {"": model, **named_layers(model)}
         self._mixes_batch_and_tokens = any(vars(m).get("batch_first", True) is False for m in model.modules())
+        self._layouts: dict[nn.Module, tuple[Any, Layout]] = {}
         self._pass = current_pass()
         self._doors: set[str] = set()
         self._open: list[str] = []
@@ -105,15 +106,20 @@ class Scout:
         """Put hooks on every layer while searching; after that, only where images were seen to enter."""
         if self._handles:
             return
-        self.apart = with_fast_path(self._layers[""])
-        for name, layer in self._layers.items():
-            if not self.searching and name not in self._doors:
-                continue
+        for name, layer in self._watched():
             if layer not in self.apart:
                 # First of all hooks: whoever reads the layer needs to know the image.
                 see_input = Hook(self._see_input, name)
                 self._handles.append(layer.register_forward_pre_hook(see_input, with_kwargs=True, prepend=True))
             self._handles.append(on_forward(layer, Hook(self._see_output, name), apart=layer in self.apart))
+
+    def _watched(self) -> list[tuple[str, nn.Module]]:
+        return [(name, layer) for name, layer in self._layers.items() if self.searching or name in self._doors]
+
+    @property
+    def hooked(self) -> list[nn.Module]:
+        """The modules that hooks are put on."""
+        return [layer for _, layer in self._watched()]
 
     def detach(self) -> None:
         """Take the hooks off again."""
@@ -171,15 +177,21 @@ class Scout:
                 f"its shape {tuple(t.shape)} does not tell tokens from images, as the model has parts with "
                 "`batch_first=False`. Use another batch size"
             )
-        return infer_layout(
-            t.shape,
-            None if self.entry is None else self.entry.shape,
-            layer,
-            patch_grid=None if self.entry is None else self.entry.patch_grid,
-            token_grid=self._token_grid,
-            channels_last=self._channels_last,
-            of_input=self._target == "input",
-        )
+        image_shape, patches = (None, None) if self.entry is None else (self.entry.shape, self.entry.patch_grid)
+        seen = t.shape, image_shape, patches
+        before, layout = self._layouts.get(layer, (None, None))
+        if layout is None or before != seen:
+            layout = infer_layout(
+                t.shape,
+                image_shape,
+                layer,
+                patch_grid=patches,
+                token_grid=self._token_grid,
+                channels_last=self._channels_last,
+                of_input=self._target == "input",
+            )
+            self._layouts[layer] = seen, layout
+        return layout
 
     def point(self, args: Any, kwargs: Any, output: Any) -> Tensor | None:
         """The tensor to look at in a layer's call, input or output: of several, the first that can be on a grid."""

@@ -14,7 +14,16 @@ from torch import nn
 
 from normgrad_lightning.capture import NormGrad
 from normgrad_lightning.isolation import CAN_RUN_EAGERLY, own_pass
-from normgrad_lightning.layers import AUTO, compiled_layers, match_layers, named_layers
+from normgrad_lightning.layers import (
+    AUTO,
+    Step,
+    all_modules,
+    compiled_layers,
+    is_compiled,
+    match_layers,
+    named_layers,
+    ways_to,
+)
 from normgrad_lightning.passes import LossFunction, replayed
 
 
@@ -26,6 +35,9 @@ class Watch(Protocol):
     """
 
     rehearses: bool
+
+    def is_up_to_date(self) -> bool:
+        """Whether the model still is what it was chosen for; if not, choose anew."""
 
     @property
     def layers(self) -> list[str]:
@@ -45,14 +57,17 @@ class Live:
 
     def __init__(self, model: nn.Module, layers: str | Sequence[str], **options: Any) -> None:
         self._model = model
-        self._wanted = layers
-        self._options = options
         self._is_watching = False
-        self._look_at_modules()
+        self._modules = all_modules(model)
+        self._compiled = compiled_layers(model)
+        self._ways: list[Step] = []
+        self._recorder = NormGrad(model, layers, **options)
 
-    def _look_at_modules(self) -> None:
-        self._modules = list(self._model.modules())
-        self._recorder = NormGrad(self._model, self._wanted, **self._options)
+    def is_up_to_date(self) -> bool:
+        """Whether no module on the way to a hook was exchanged or compiled; as long as these are not known, none."""
+        if not self._ways:
+            return self._modules == all_modules(self._model) and self._compiled == compiled_layers(self._model)
+        return not is_compiled(self._model) and all(step.is_as_it_was() for step in self._ways)
 
     @property
     def layers(self) -> list[str]:
@@ -60,9 +75,7 @@ class Live:
         return self._recorder.layers
 
     def begin(self, loss_fn: LossFunction, batch: Any) -> None:
-        """Put the hooks on; on other modules, if the model has others by now."""
-        if self._modules != list(self._model.modules()):
-            self._look_at_modules()
+        """Put the hooks on."""
         self._recorder.clear()
         self._recorder.attach()
         self._is_watching = True
@@ -71,6 +84,8 @@ class Live:
         """Take them off."""
         was_watching, self._is_watching = self._is_watching, False
         self._recorder.detach()
+        if was_watching and not self._ways and self._recorder.layers:
+            self._ways = ways_to(self._model, self._recorder.hooked)
         return self._recorder if was_watching else None
 
 
@@ -85,6 +100,10 @@ class Rehearsal:
         self._options = options
         self._recorder: NormGrad | None = None
         self.layers: list[str] = []
+
+    def is_up_to_date(self) -> bool:
+        """It looks at the model anew in each pass."""
+        return True
 
     def begin(self, loss_fn: LossFunction, batch: Any) -> None:
         """Run the step."""

@@ -607,7 +607,7 @@ def test_a_writer_that_fails_does_not_keep_the_others_from_writing(tmp_path):
     }
 
 
-@pytest.mark.parametrize("place", ["panels.panel", "panels.input_tiles", "callback._signal"])
+@pytest.mark.parametrize("place", ["panels.Sheet", "panels.input_tiles", "callback._signal"])
 def test_a_failure_of_ours_is_one_warning_or_an_error_as_asked(tmp_path, monkeypatch, place):
     def broken(*args, **kwargs):
         raise RuntimeError("we are broken")

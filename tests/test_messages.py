@@ -32,7 +32,7 @@ from normgrad_lightning import NormGrad, NormGradCallback, functional, order0_ma
 from normgrad_lightning.batches import CannotSlice, single_images
 from normgrad_lightning.hooks import floating_tensors
 from normgrad_lightning.order1 import NotFinite
-from normgrad_lightning.render import input_tiles, panel, scale_maps
+from normgrad_lightning.render import Sheet, input_tiles, scale_maps
 
 # ---------------------------------------------------------------- what users train
 
@@ -790,7 +790,7 @@ CASES: dict[str, Case] = {
         "`scale`: expected one of 'image', 'shared', but got 'global'.",
     ),
     "picture: maps": error(
-        lambda _: panel(input_tiles(images().numpy()), X[:1, 0].numpy()),
+        lambda _: Sheet(input_tiles(images().numpy())).panel(X[:1, 0].numpy()),
         "`maps`: expected 2, one for each tile, but got 1.",
     ),
     # Before training
