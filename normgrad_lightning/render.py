@@ -174,10 +174,10 @@ def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statisti
         good = np.isfinite(values)
         picture = (np.where(good, values, np.zeros_like(values)) * scale + shift).clip(0.0, 1.0) * good
     if len(picture) != 3:
-        picture = picture.mean(axis=0, keepdims=True)
-    channels = (picture * 255.0 + 0.5).astype(np.uint8)
-    pixels = np.zeros((*channels.shape[1:], 4), dtype=np.uint8)
-    pixels[..., :3] = channels.transpose(1, 2, 0)
+        picture = picture.mean(axis=0, keepdims=True).repeat(3, axis=0)
+    pixels = np.zeros((*picture.shape[1:], 4), dtype=np.uint8)
+    for channel, values in enumerate((picture * 255.0 + 0.5).astype(np.uint8)):
+        pixels[..., channel] = values
     return pixels
 
 
@@ -210,7 +210,7 @@ def overlay(
         signed: Whether the map is signed; take a diverging colour map then, such as ``SIGNED_COLORMAP``.
     """
     height, width = image.shape[:2]
-    (picture,) = _painted(_greys(image[None]), _resized(map[None], height, width), colormap, opacity, signed)
+    picture: Picture = _painted(_greys(image[None]), _resized(map[None], height, width), colormap, opacity, signed)[0]
     return picture
 
 
@@ -308,7 +308,8 @@ def _tile(picture: Picture, tile_size: int) -> Picture:
     size = max(1, round(width * zoom)), max(1, round(height * zoom))
     if size == picture.shape[1::-1]:
         return picture
-    return np.asarray(_as_image(picture).resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0))
+    how = Image.Resampling.HAMMING if zoom < 1.0 else Image.Resampling.BICUBIC  # as sharp, and faster
+    return np.asarray(_as_image(picture).resize(size, how, reducing_gap=2.0))
 
 
 class Sheet:

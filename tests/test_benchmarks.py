@@ -1,34 +1,97 @@
 """The benchmarks run and report what they say they report; what they measure is not for a test to judge."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parent / "benchmarks"
+README = Path(__file__).parents[1] / "README.md"
+NETWORKS = ["ResNet-18", "ResNet-50", "MobileNet-V3", "ConvNeXt-T", "ViT-S"]
 
 
-def run(name, tmp_path):
-    command = [
-        sys.executable,
-        BENCHMARKS / f"{name}.py",
-        "--quick",
-        "--threads",
-        "1",
-        "--json",
-        tmp_path / "figures.json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads((tmp_path / "figures.json").read_text())["figures"]
+def run(name, tmp_path, *options):
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--threads", "1", "--json", tmp_path / "out.json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout, json.loads((tmp_path / "out.json").read_text())
 
 
-def test_order1_reports_ratios_and_keeps_to_three_copies_of_the_weights(tmp_path):
-    text, figures = run("order1", tmp_path)
-    assert list(figures) == ["ResNet-18", "MobileNet-V3"]
-    for of_network in figures.values():
-        assert len(of_network) == 6
-        for variant, figure in of_network.items():
-            assert f"| {variant} | {figure['median']:.2f} |" in text
-            assert figure["low"] <= figure["median"] <= figure["high"]
-            assert 1 < figure["copies"] < (3.2 if "7 passes" in variant else 2.2)
+def assert_spread(figure):
+    assert 0 <= figure["low"] <= figure["median"] <= figure["high"]
+
+
+def test_overhead(tmp_path):
+    text, figures = run("overhead", tmp_path)
+    assert list(figures["networks"]) == NETWORKS
+    for of in figures["networks"].values():
+        for what in ("attached", "maps", "panels", "default"):
+            assert_spread(of[what]["ratio"])
+            assert f"{of[what]['ratio']['median']:.3f} ({of[what]['ratio']['low']:.3f} – " in text
+        own = {what: of[what]["ours_ms"]["median"] for what in ("attached", "maps", "panels", "default")}
+        assert 0 < own["attached"] < own["default"] < own["maps"] < own["panels"]
+
+
+def test_memory_of_tensors_is_counted_exactly(tmp_path):
+    text, figures = run("memory", tmp_path, "--network", "MobileNet")
+    (of,) = figures["networks"].values()
+    assert f"| {of['tensors']['ratio']:.4f}" in text
+    assert 1 <= of["tensors"]["ratio"] < 1.1
+    _, again = run("memory", tmp_path, "--network", "MobileNet")
+    assert again["networks"]["MobileNet-V3"]["tensors"] == of["tensors"]
+
+
+def test_peers(tmp_path):
+    text, figures = run("peers", tmp_path)
+    assert "order0_maps" in text
+    assert figures["settings"]["rounds"] == 2
+
+
+def test_order1_keeps_to_three_copies_of_the_weights_and_gives_the_maps_of_the_naive_way(tmp_path):
+    text, figures = run("order1", tmp_path, "--maps", "image")
+    assert list(figures["networks"]) == ["ResNet-18", "MobileNet-V3"]
+    for of in figures["networks"].values():
+        assert of.pop("difference") < 0.05
+        assert list(of) == ["image, 4 passes", "image, 2 passes", "image, 7 passes", "image, naive"]
+        for variant, figure in of.items():
+            assert_spread(figure)
+            assert f"{figure['median']:.2f} ({figure['low']:.2f} – " in text
+            assert 1 < figure["copies"] < {"7": 3.2, "n": 6.5}.get(variant.split()[1][0], 2.2)
+
+
+def test_scaling_reads_what_it_says(tmp_path):
+    _, figures = run("scaling", tmp_path)
+    assert list(figures["series"]) == ["images", "layers", "pixels", "channels", "batch"]
+    for what, points in figures["series"].items():
+        small, large = points.values()
+        growth = {"batch": 1, "pixels": 4}.get(what, 2)
+        assert large["millions_read"] == pytest.approx(growth * small["millions_read"])
+
+
+def test_log_writes_less_than_add_image_in_less_time(tmp_path):
+    _, figures = run("log", tmp_path)
+    for of_size in figures["tiles"].values():
+        assert of_size["ours"]["bytes"] == pytest.approx(of_size["summaries"]["bytes"], rel=0.01)
+        assert of_size["ours"]["bytes"] < of_size["add_image"]["bytes"]
+        for figure in of_size.values():
+            assert_spread(figure["thread_ms"])
+            assert figure["thread_ms"]["median"] <= figure["disk_ms"]["median"]
+
+
+def test_compile_counts_graphs_and_breaks(tmp_path):
+    text, figures = run("compile", tmp_path)
+    assert figures["compiled"] == {"plain": {"graphs": 1, "breaks": 0}, "all": {"graphs": 1, "breaks": 0}}
+    assert "1 graph(s) with 0 break(s) in plain steps, 1 with 0 in all." in text
+
+
+def test_the_tables_in_the_readme_are_those_of_the_kept_figures(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import all as benchmarks
+
+    readme = README.read_text()
+    named = re.findall(r"<!-- benchmark: (\w+) -->", readme)
+    assert sorted(named) == sorted(["summary", *benchmarks.OPTIONS])
+    assert benchmarks.rewritten(readme) == readme, "run `python tests/benchmarks/all.py --tables`"

@@ -1,0 +1,128 @@
+"""What the callback adds to a training step: the step with it ÷ the step without, in one run, side by side.
+
+    python tests/benchmarks/overhead.py
+
+Attached without an event; with an event on every step, maps only; and with these drawn and written to TensorBoard. The
+default schedule, an event every 100 steps, is computed from the first and the last of these.
+
+A step of a second on a shared machine varies by more than what is to be measured, so there is a second figure: the time
+that the training thread spends in code of ours, in hooks and all, as a share of the plain step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import Figures, Times, judged, parser, quartiles, ratio, run, spread, table
+from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, train, watching
+
+EVENT_EVERY = 100
+LIMITS = {"attached": 1.005, "maps": 1.01, "panels": 1.10, "default": 1.002}
+NAMES = {
+    "attached": "attached, no event",
+    "maps": "an event on every step, maps only",
+    "panels": "an event on every step, panels in TensorBoard",
+    "default": f"the default schedule, an event every {EVENT_EVERY} steps",
+}
+
+
+def measure(args: argparse.Namespace) -> Figures:
+    """The figures of each network."""
+    names = [name for name in NETWORKS if args.network in name]
+    return {"networks": {name: measure_network(name, args) for name in names}}
+
+
+def measure_network(name: str, args: argparse.Namespace) -> Figures:
+    """Both runs: without a logger and with one."""
+    module, batch = Lit(NETWORKS[name](args.pixels)), batch_of(args.batch_size, args.pixels)
+    flags: dict[str, Any] = {"layers": [f"net.{layer}" for layer in FIVE_LAYERS[name]], "num_images": args.images}
+    without_events, with_maps = watching(**flags, every_n_steps=10**9), watching(**flags)
+    silent = Turns({"plain": None, "attached": without_events, "maps": with_maps}, args.rounds)
+    train(module, batch, silent)
+    assert len(with_maps.maps) == 5
+    logged = Turns({"plain": None, "panels": watching(**flags)}, args.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        train(module, batch, logged, Path(folder))
+    return {
+        "attached": figure(silent, "attached"),
+        "maps": figure(silent, "maps"),
+        "panels": figure(logged, "panels"),
+        "default": default_schedule(silent, logged),
+        "seconds": statistics.median(silent.times["plain"]),
+    }
+
+
+def figure(turns: Turns, name: str) -> Figures:
+    """The ratio of paired steps, and the time spent in our code."""
+    ours, plain = turns.seconds_of_ours[name], statistics.median(turns.times["plain"])
+    milliseconds = quartiles([1e3 * seconds for seconds in ours])
+    return {"ratio": ratio(turns.times, name, "plain"), "ours_ms": milliseconds, "share": statistics.median(ours) / plain}
+
+
+def default_schedule(silent: Turns, logged: Turns) -> Figures:
+    """Of 100 steps, one has an event with panels, the others have none."""
+
+    def mixed(rare: float, common: float) -> float:
+        return (rare + (EVENT_EVERY - 1) * common) / EVENT_EVERY
+
+    def ratios(times: Times, name: str) -> list[float]:
+        return [a / b for a, b in zip(times[name], times["plain"], strict=True)]
+
+    steps = zip(ratios(logged.times, "panels"), ratios(silent.times, "attached"), strict=True)
+    own = zip(logged.seconds_of_ours["panels"], silent.seconds_of_ours["attached"], strict=True)
+    seconds = [mixed(*pair) for pair in own]
+    return {
+        "ratio": quartiles([mixed(*pair) for pair in steps]),
+        "ours_ms": quartiles([1e3 * s for s in seconds]),
+        "share": statistics.median(seconds) / statistics.median(silent.times["plain"]),
+    }
+
+
+def show(figures: Figures) -> str:
+    """Two tables: ratios of steps, and the time in our code."""
+    networks, settings = figures["networks"], figures["settings"]
+    ratios = [
+        [NAMES[what], *(judged_ratio(of[what], limit) for of in networks.values()), f"{limit:.3f}"]
+        for what, limit in LIMITS.items()
+    ]
+    shares = [
+        [NAMES[what], *(own_time(of[what], limit) for of in networks.values())] for what, limit in LIMITS.items()
+    ]
+    plain = ["a plain step", *(f"{1e3 * of['seconds']:.0f} ms" for of in networks.values())]
+    set_up = (
+        f"{settings['images']} of {settings['batch_size']} images of {settings['pixels']} px, five layers, "
+        f"{settings['rounds']} rounds"
+    )
+    return "\n\n".join(
+        [
+            f"Steps with the callback ÷ the plain steps beside them, medians and quartiles ({set_up}):",
+            table(["", *networks, "at most"], ratios),
+            "Time that the training thread spends in our code, per step, and its share of a plain step:",
+            table(["", *networks], [*shares, plain]),
+        ]
+    )
+
+
+def judged_ratio(figure: Figures, limit: float) -> str:
+    """A ratio with its spread, and whether it keeps to the limit."""
+    return judged(spread(figure["ratio"], 3), figure["ratio"]["median"], limit)
+
+
+def own_time(figure: Figures, limit: float) -> str:
+    """Milliseconds and percent, and whether they keep to the limit."""
+    return judged(f"{figure['ours_ms']['median']:.2f} ms, {100 * figure['share']:.2f} %", 1 + figure["share"], limit)
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    options = parser(__doc__ or "", rounds=25, pixels=128, batch_size=32, images=8)
+    options.add_argument("--network", default="", help="only those whose name contains this")
+    run(__file__, options, measure, show, pixels=64, batch_size=4, images=2)
+
+
+if __name__ == "__main__":
+    main()
