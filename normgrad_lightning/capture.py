@@ -107,7 +107,12 @@ class NormGrad:
         self._target = target
         self._num_images = num_images
         self._scout = Scout(
-            model, target=target, num_images=num_images, token_grid=token_grid, channels_last=channels_last
+            model,
+            target=target,
+            num_images=num_images,
+            token_grid=token_grid,
+            channels_last=channels_last,
+            sights=self._auto,
         )
         self._latest: dict[str, _Latest] = {}
         self._uses = 0

@@ -55,6 +55,7 @@ class Scout:
         num_images: how many images of a batch to keep; None: all.
         token_grid: see `infer_layout`.
         channels_last: see `infer_layout`.
+        sights: whether to note what each layer gives, to choose among them.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Scout:
         num_images: int | None = None,
         token_grid: Sequence[int] | None = None,
         channels_last: bool | None = None,
+        sights: bool = True,
     ) -> None:
         self.enabled = True
+        self._sights = sights
         self.searching = True
         self.step = 0
         self.apart = with_fast_path(model)
@@ -249,7 +252,7 @@ class Scout:
             return
         if name in self._open:
             del self._open[self._open.index(name) :]
-        if self.searching:
+        if self.searching and self._sights:
             self._sight(name, layer, first_tensor((args, kwargs)) if self._target == "input" else _lone_tensor(output))
 
     def _sight(self, name: str, layer: nn.Module, t: Tensor | None) -> None:

@@ -62,14 +62,15 @@ def show(figures: Figures) -> str:
     )
     note = (
         f"{settings['images']} of {settings['batch_size']} images of {settings['pixels']} px, backend "
-        f"{settings['backend']}, {settings['rounds']} rounds; a plain step takes {1e3 * figures['seconds']:.0f} ms. {graphs}"
+        f"{settings['backend']}, {settings['rounds']} rounds; a plain step takes {1e3 * figures['seconds']:.0f} ms. "
+        f"{graphs}"
     )
     return f"{table(['', 'step ÷ plain step', 'at most'], rows)}\n\n{note}"
 
 
 def main() -> None:
     """Measure, and print the table."""
-    options = parser(__doc__ or "", rounds=25, pixels=128, batch_size=32, images=8)
+    options = parser(__doc__ or "", rounds=15, pixels=128, batch_size=32, images=8)
     options.add_argument("--backend", default="inductor", help="of torch.compile (inductor)")
     run(__file__, options, measure, show, pixels=32, batch_size=4, images=2, backend="eager")
 

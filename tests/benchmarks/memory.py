@@ -17,9 +17,10 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from harness import Figures, judged, parser, peak_bytes, quartiles, run, spread, table
-from normgrad_lightning import NormGrad
 from torch.nn import functional as F
 from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, train, watching
+
+from normgrad_lightning import NormGrad
 
 LIMIT = 1.005
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -110,7 +111,7 @@ def show(figures: Figures) -> str:
 
 def main() -> None:
     """Measure, and print the table."""
-    options = parser(__doc__ or "", rounds=7, pixels=128, batch_size=32, images=8)
+    options = parser(__doc__ or "", rounds=5, pixels=128, batch_size=32, images=8)
     options.add_argument("--network", default="", help="only those whose name contains this")
     run(__file__, options, measure, show, pixels=64, batch_size=4, images=2)
 

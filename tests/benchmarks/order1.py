@@ -206,7 +206,7 @@ def show(figures: Figures) -> str:
 
 def main() -> None:
     """Measure, and print the table."""
-    options = parser(__doc__ or "", rounds=9, pixels=224, batch_size=8)
+    options = parser(__doc__ or "", rounds=7, pixels=224, batch_size=8)
     options.add_argument("--eval", action="store_true", help="measure in units of a pass in eval mode")
     options.add_argument("--maps", default="", help="only those whose name contains this, as in 'batch, 4 passes'")
     run(__file__, options, measure, show, pixels=64, batch_size=2)

@@ -1,4 +1,4 @@
-"""What the cost of an event grows with: images read, layers, resolution and channels; and with what it does not: the batch.
+"""What the cost of an event grows with: images read, layers, resolution and channels; but not with the batch.
 
     python tests/benchmarks/scaling.py
 
