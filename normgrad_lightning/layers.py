@@ -119,29 +119,33 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A module that is held by another one under a name, and whether it is compiled."""
+class Waypoint:
+    """A module on the way to others: what it holds, and whether it is compiled."""
 
-    parent: nn.Module
-    name: str
-    child: nn.Module
+    module: nn.Module
+    children: list[nn.Module | None]
     compiled: bool
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Waypoint:
+        """As it is now."""
+        return cls(module, list(module._modules.values()), is_compiled(module))
 
     def is_as_it_was(self) -> bool:
         """Whether nothing of this has changed since."""
-        return self.parent._modules.get(self.name) is self.child and is_compiled(self.child) is self.compiled
+        return list(self.module._modules.values()) == self.children and is_compiled(self.module) is self.compiled
 
 
-def ways_to(model: nn.Module, modules: Iterable[nn.Module]) -> list[Step]:
-    """The steps from `model` to each of these, each once."""
-    held = {child: (parent, name) for parent in all_modules(model) for name, child in parent._modules.items()}
-    ways: dict[nn.Module, Step] = {}
+def ways_to(model: nn.Module, modules: Iterable[nn.Module]) -> list[Waypoint]:
+    """All modules on the ways from `model` to these, with both ends, each once."""
+    held_by = {child: parent for parent in all_modules(model) for child in parent._modules.values()}
+    seen: dict[nn.Module, Waypoint] = {}
     for module in modules:
-        while module in held and module not in ways:
-            parent, name = held[module]
-            ways[module] = Step(parent, name, module, is_compiled(module))
-            module = parent
-    return list(ways.values())
+        here: nn.Module | None = module
+        while here is not None and here not in seen:
+            seen[here] = Waypoint.of(here)
+            here = held_by.get(here)
+    return list(seen.values())
 
 
 def compiled_layers(model: nn.Module) -> list[str]:

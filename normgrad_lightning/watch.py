@@ -16,10 +16,9 @@ from normgrad_lightning.capture import NormGrad
 from normgrad_lightning.isolation import CAN_RUN_EAGERLY, own_pass
 from normgrad_lightning.layers import (
     AUTO,
-    Step,
+    Waypoint,
     all_modules,
     compiled_layers,
-    is_compiled,
     match_layers,
     named_layers,
     ways_to,
@@ -60,14 +59,14 @@ class Live:
         self._is_watching = False
         self._modules = all_modules(model)
         self._compiled = compiled_layers(model)
-        self._ways: list[Step] = []
+        self._ways: list[Waypoint] = []
         self._recorder = NormGrad(model, layers, **options)
 
     def is_up_to_date(self) -> bool:
-        """Whether no module on the way to a hook was exchanged or compiled; as long as these are not known, none."""
+        """Whether nothing was exchanged, added or compiled: on the ways to the hooks or, before they are known, anywhere."""
         if not self._ways:
             return self._modules == all_modules(self._model) and self._compiled == compiled_layers(self._model)
-        return not is_compiled(self._model) and all(step.is_as_it_was() for step in self._ways)
+        return all(waypoint.is_as_it_was() for waypoint in self._ways)
 
     @property
     def layers(self) -> list[str]:

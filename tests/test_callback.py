@@ -846,6 +846,23 @@ def test_a_network_that_is_compiled_when_training_starts_is_rehearsed_from_the_f
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="from torch 2.6 on")
+def test_a_network_that_is_compiled_after_the_first_event_is_rehearsed_from_then_on(tmp_path):
+    torch._dynamo.reset()
+    module = lit()
+
+    def compile_it():
+        if module.current_epoch == 1:
+            module.net.compile(backend="aot_eager", fullgraph=True)
+
+    module.on_train_epoch_start = compile_it
+    torch._dynamo.utils.counters.clear()
+    callback = NormGradCallback(every_n_steps=1, on_error="raise")
+    fit(module, [callback], tmp_path, max_epochs=2)
+    assert list(callback.maps) == ["net.stage1", "net.stage2", "net.stage3"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 class Prickly(nn.Module):
     """A module that does not take every question well."""
 

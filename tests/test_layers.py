@@ -8,7 +8,7 @@ from networks import ResNet, UNet, ViT, batch
 from torch import nn
 
 from normgrad_lightning import NormGrad, select_layers
-from normgrad_lightning.layers import clean_name, named_layers
+from normgrad_lightning.layers import all_modules, clean_name, named_layers, ways_to
 
 
 def test_exact_names_globs_and_lists_come_in_the_models_order():
@@ -134,3 +134,77 @@ def test_auto_for_inputs_takes_the_last_reader_of_each_resolution():
     with NormGrad(model, target="input") as recorder:
         nn.functional.cross_entropy(model(images), labels).backward()
     assert [tuple(m.shape[1:]) for m in recorder.maps.values()] == [(16, 24), (8, 12), (4, 6)]
+
+
+def shared_and_empty():
+    layer = nn.Conv2d(3, 3, 1)
+    model = nn.Sequential(layer, nn.Sequential(layer, nn.ReLU()))
+    model.register_module("nothing", None)
+    return model
+
+
+@pytest.mark.parametrize("make", [ResNet, UNet, ViT, shared_and_empty, nn.ReLU])
+def test_all_modules_are_those_of_torch_each_once(make):
+    model = make()
+    found = all_modules(model)
+    assert len(found) == len(set(found))
+    assert set(found) == set(model.modules())
+
+
+def exchange(model):
+    model.stage2.conv1 = nn.Conv2d(*model.stage2.conv1.weight.shape[1::-1], 3)
+
+
+def exchange_above(model):
+    model.stage2 = copy.deepcopy(model.stage2)
+
+
+def add_beside(model):
+    model.stage4 = nn.ReLU()
+
+
+def take_away(model):
+    model.stage3 = nn.Identity()
+
+
+def compile_above(model):
+    model.stage2.compile(backend="eager")
+
+
+def compile_a_method(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+def exchange_elsewhere(model):
+    model.stage3.conv1 = nn.Conv2d(8, 8, 3)
+
+
+def compile_elsewhere(model):
+    model.stage3.compile(backend="eager")
+
+
+def put_itself_back(model):
+    model.stage2.conv1 = model.stage2.conv1
+
+
+@pytest.mark.parametrize(
+    ("change", "is_seen"),
+    [
+        (exchange, True),
+        (exchange_above, True),
+        (add_beside, True),
+        (take_away, True),
+        (compile_above, True),
+        (compile_a_method, True),
+        (exchange_elsewhere, False),
+        (compile_elsewhere, False),
+        (put_itself_back, False),
+    ],
+)
+def test_a_change_on_the_way_to_a_layer_is_seen(change, is_seen):
+    model = ResNet()
+    ways = ways_to(model, [model.stage2.conv1, model.stem])
+    assert {waypoint.module for waypoint in ways} == {model, model.stem, model.stage2, model.stage2.conv1}
+    assert all(waypoint.is_as_it_was() for waypoint in ways)
+    change(model)
+    assert all(waypoint.is_as_it_was() for waypoint in ways) is not is_seen
