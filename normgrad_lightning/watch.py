@@ -63,7 +63,7 @@ class Live:
         self._recorder = NormGrad(model, layers, **options)
 
     def is_up_to_date(self) -> bool:
-        """Whether nothing on the ways to the hooks (before they are known: anywhere) was exchanged, added or compiled."""
+        """Whether nothing was exchanged, added or compiled on the way to a hook; while these are unknown, anywhere."""
         if not self._ways:
             return self._modules == all_modules(self._model) and self._compiled == compiled_layers(self._model)
         return all(waypoint.is_as_it_was() for waypoint in self._ways)

@@ -28,7 +28,7 @@ def test_overhead(tmp_path):
     text, figures = run("overhead", tmp_path)
     assert list(figures["networks"]) == NETWORKS
     for of in figures["networks"].values():
-        for what in ("attached", "maps", "panels", "default"):
+        for what in ("again", "attached", "maps", "panels", "default"):
             assert_spread(of[what]["ratio"])
             assert f"{of[what]['ratio']['median']:.3f} ({of[what]['ratio']['low']:.3f} – " in text
         own = {what: of[what]["ours_ms"]["median"] for what in ("attached", "maps", "panels", "default")}
