@@ -512,9 +512,9 @@ class NormGradCallback(Callback):
 
     def _show(self, step: int, order0: bool) -> None:
         """Draw the latest maps, and give the panels to every writer."""
-        panels: list[Panel] = []
         if not self._writers:
             return
+        panels: list[Panel] = []
         with self._guard("drawing"):
             panels.extend(self._panels(order0))
         for writer in self._writers if panels else ():

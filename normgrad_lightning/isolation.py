@@ -367,9 +367,7 @@ class _PythonState:
         self._waiting += [hook for hook in hooks if not _is_ours(hook)]
         self._waiting += _class_attributes(type(module))  # type: ignore[arg-type]
         swapped = {"_parameters", "_buffers", "_flat_weights"} if id(module) in self._with_stand_ins else ()
-        self._waiting.extend(
-            value for name, value in before.items() if type(value) not in _ATOMS and name not in swapped
-        )
+        self._waiting.extend(value for name, value in before.items() if name not in swapped)
 
     def _keep_attributes(self, value: Any) -> None:
         with suppress(TypeError):  # it may have none

@@ -151,8 +151,6 @@ def ways_to(model: nn.Module, modules: Iterable[nn.Module]) -> list[Waypoint]:
 def compiled_layers(model: nn.Module) -> list[str]:
     """The names of the outermost modules that run compiled code; the model's own is empty."""
     names: list[str] = []
-    if not any(map(is_compiled, all_modules(model))):
-        return names
     for name, module in model.named_modules():
         if not any(name.startswith(f"{outer}." if outer else "") for outer in names) and is_compiled(module):
             names.append(name)

@@ -20,6 +20,7 @@ from pathlib import Path
 import memory
 import order1
 import overhead
+import peers
 from harness import FIGURES, Figures, judged, spread, table
 
 HERE = Path(__file__).parent
@@ -99,16 +100,17 @@ def of_an_event() -> list[str]:
 
 def of_peers() -> Iterator[list[str]]:
     """Against the fastest of other tools."""
-    peers = kept("peers")
-    fastest, factor = peers["in_training"]["fastest"], peers["in_training"]["factor"]
-    text = judged(f"{factor:.0f} ×, {fastest}", -factor, -20)
-    yield ["a map by another tool ÷ a map in training", text, "≥ 20 ×"]
-    tools = {name: of for name, of in peers["alone"].items() if "order0" not in name and "NormGrad" not in name}
+    figures, at_least = kept("peers"), peers.CHEAPER_IN_TRAINING
+    fastest, factor = figures["in_training"]["fastest"], figures["in_training"]["factor"]
+    text = peers.judged_from(f"{factor:.0f} ×, {fastest}", factor, at_least)
+    yield ["a map by another tool ÷ a map in training", text, f"≥ {at_least} ×"]
+    tools = {name: of for name, of in figures["alone"].items() if not peers.TOOLS[name].is_ours}
     for layers in ("five", "one"):
         of_layers = {name: of[layers] for name, of in tools.items() if layers in of}
         name, figure = min(of_layers.items(), key=lambda item: item[1]["median"])
-        text = judged(f"{spread(figure)}, {name}", -figure["median"], -1)
-        yield [f"other tools ÷ `order0_maps`, {layers} layer{'s' * (layers == 'five')}", text, "> 1"]
+        text = peers.judged_from(f"{spread(figure)}, {name}", figure["median"], peers.FASTER_THAN_PEERS)
+        what = f"other tools ÷ `order0_maps`, {layers} layer{'s' * (layers == 'five')}"
+        yield [what, text, f"> {peers.FASTER_THAN_PEERS}"]
 
 
 def of_order1() -> Iterator[list[str]]:

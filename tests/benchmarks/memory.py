@@ -11,25 +11,19 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from harness import Figures, judged, parser, peak_bytes, quartiles, run, spread, table
-from torch.nn import functional as F
-from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, train, watching
+from harness import Figures, judged, peak_bytes, quartiles, run, spread, table
+from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, by_network, loss_fn, network_parser, train, watching
 
 from normgrad_lightning import NormGrad
 
 LIMIT = 1.005
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def measure(args: argparse.Namespace) -> Figures:
-    """The figures of each network."""
-    names = [name for name in NETWORKS if args.network in name]
-    return {"networks": {name: measure_network(name, args) for name in names}}
 
 
 def measure_network(name: str, args: argparse.Namespace) -> Figures:
@@ -46,7 +40,7 @@ def tensors(net: torch.nn.Module, batch: Any, layers: list[str], images: int) ->
 
     def step() -> None:
         net.zero_grad()
-        F.cross_entropy(net(batch[0]), batch[1]).backward()
+        loss_fn(net, batch).backward()
 
     def watched_step() -> None:
         with NormGrad(net, layers, num_images=images) as recorder:
@@ -111,9 +105,8 @@ def show(figures: Figures) -> str:
 
 def main() -> None:
     """Measure, and print the table."""
-    options = parser(__doc__ or "", rounds=5, pixels=128, batch_size=32, images=8)
-    options.add_argument("--network", default="", help="only those whose name contains this")
-    run(__file__, options, measure, show, pixels=64, batch_size=4, images=2)
+    options = network_parser(__doc__ or "", rounds=5)
+    run(__file__, options, partial(by_network, measure_network), show, pixels=64, batch_size=4, images=2)
 
 
 if __name__ == "__main__":

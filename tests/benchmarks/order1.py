@@ -16,10 +16,9 @@ import copy
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from harness import Figures, judged, parser, peak_bytes, ratio, run, spread, table, take_turns
 from torch import Tensor, nn
-from training import FIVE_LAYERS, NETWORKS, batch_of
+from training import FIVE_LAYERS, NETWORKS, batch_of, loss_fn
 
 from normgrad_lightning.batches import single_images
 from normgrad_lightning.order1 import DIFFERENCE, EPSILON, Settings, run_passes
@@ -37,11 +36,6 @@ NAMES = {
     "image, 7 passes": "`per_image=True`, order 1 and adversarial, or contrast, which needs both",
     "image, naive": "image by image, naive",
 }
-
-
-def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
-    """The cross-entropy of a batch."""
-    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def forward_backward(model: nn.Module, batches: list[Batch]) -> None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Figures, Times, judged, parser, quartiles, ratio, run, spread, table
-from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, train, watching
+from harness import Figures, Times, judged, quartiles, ratio, run, spread, table
+from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, by_network, network_parser, train, watching
 
 EVENT_EVERY = 100
 MILLISECONDS = 15
@@ -33,12 +34,6 @@ NAMES = {
     "panels": "an event on every step, panels in TensorBoard",
     "default": f"the default schedule, an event every {EVENT_EVERY} steps",
 }
-
-
-def measure(args: argparse.Namespace) -> Figures:
-    """The figures of each network."""
-    names = [name for name in NETWORKS if args.network in name]
-    return {"networks": {name: measure_network(name, args) for name in names}}
 
 
 def measure_network(name: str, args: argparse.Namespace) -> Figures:
@@ -137,9 +132,8 @@ def own_time(what: str, figure: Figures) -> str:
 
 def main() -> None:
     """Measure, and print the tables."""
-    options = parser(__doc__ or "", rounds=11, pixels=128, batch_size=32, images=8)
-    options.add_argument("--network", default="", help="only those whose name contains this")
-    run(__file__, options, measure, show, pixels=64, batch_size=4, images=2)
+    options = network_parser(__doc__ or "", rounds=11)
+    run(__file__, options, partial(by_network, measure_network), show, pixels=64, batch_size=4, images=2)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from harness import Figures, judged, parser, quartiles, ratio, run, spread, table, take_turns
 from torch import Tensor, nn
-from torch.nn import functional as F
-from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, train, watching
+from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, loss_fn, train, watching
 
 from normgrad_lightning import NormGrad, order0_maps
 
@@ -38,11 +37,6 @@ LAYERS = {"five": FIVE_LAYERS[NETWORK], "one": FIVE_LAYERS[NETWORK][-1:]}
 BASE = "`order0_maps`"
 FASTER_THAN_PEERS = 1
 CHEAPER_IN_TRAINING = 20
-
-
-def loss_fn(net: nn.Module, batch: Batch) -> Tensor:
-    """The cross-entropy of a batch."""
-    return F.cross_entropy(net(batch[0]), batch[1])
 
 
 def of_order0_maps(net: nn.Module, batch: Batch, layers: list[str]) -> Maps:

@@ -6,8 +6,8 @@ is the same. So a step can be divided by the plain step next to it.
 
 from __future__ import annotations
 
+import argparse
 import logging
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 import torchvision.models as zoo
-from harness import Times
+from harness import Figures, Times, parser
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -69,6 +69,11 @@ def batch_of(size: int, pixels: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(CLASSES, (size,), generator=generator)
 
 
+def loss_fn(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The cross-entropy of a batch."""
+    return F.cross_entropy(net(batch[0]), batch[1])
+
+
 class Lit(pl.LightningModule):
     """A network that learns to classify, with SGD, as anyone would write it."""
 
@@ -78,7 +83,7 @@ class Lit(pl.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of a batch."""
-        return F.cross_entropy(self.net(batch[0]), batch[1])
+        return loss_fn(self.net, batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """SGD, so slow that the loss stays finite on noise."""
@@ -93,7 +98,6 @@ class Turns(pl.Callback):
         self._order = [name for turn in range(-1, rounds) for name in self._rotated(turn)]
         self.times: Times = {name: [] for name in variants}
         self.seconds_of_ours: Times = {name: [] for name in variants}
-        self.on_step: Callable[[str], Any] = lambda name: None
 
     def _rotated(self, turn: int) -> list[str]:
         names, first = list(self._variants), turn % len(self._variants)
@@ -201,6 +205,13 @@ def watching(**flags: Any) -> NormGradCallback:
     return NormGradCallback(**{"every_n_steps": 1, "on_error": "raise", **flags})
 
 
-def milliseconds(seconds: list[float]) -> float:
-    """The median."""
-    return 1e3 * statistics.median(seconds)
+def network_parser(description: str, *, rounds: int) -> argparse.ArgumentParser:
+    """The options of a benchmark of training steps, network by network."""
+    options = parser(description, rounds=rounds, pixels=128, batch_size=32, images=8)
+    options.add_argument("--network", default="", help="only those whose name contains this")
+    return options
+
+
+def by_network(measure: Callable[[str, argparse.Namespace], Figures], args: argparse.Namespace) -> Figures:
+    """The figures of each network that is asked for."""
+    return {"networks": {name: measure(name, args) for name in NETWORKS if args.network in name}}
