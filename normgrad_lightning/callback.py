@@ -24,6 +24,7 @@ from normgrad_lightning.checks import (
     check_grid,
     check_whole,
 )
+from normgrad_lightning.environment import SWITCH, switch
 from normgrad_lightning.isolation import CAN_RUN_EAGERLY
 from normgrad_lightning.layers import AUTO, TARGETS, check_spec, compiled_layers, is_compiled
 from normgrad_lightning.loggers import PanelWriter, panel_writers
@@ -141,29 +142,31 @@ class NormGradCallback(Callback):
         check_choices("order1_maps", order1_maps, KINDS)
         Settings(epsilon, second_order, factorised)
         check_flag("per_image", per_image)
-        look = Look(mean=mean, std=std, colormap=colormap, opacity=opacity, scale=scale, tile_size=tile_size)
+        look = Look(
+            mean=_plain(mean), std=_plain(std), colormap=colormap, opacity=opacity, scale=scale, tile_size=tile_size
+        )
         check_grid(token_grid)
         check_flag("channels_last", channels_last, or_none=True)
         check_choice("on_error", on_error, ON_ERROR)
         self.enabled = enabled
-        self.layers = layers
+        self.layers = _plain(layers)
         self.target = target
         self.every_n_steps = every_n_steps
         self.num_images = num_images
         self.images = images
         self.order1_every_n_steps = order1_every_n_steps
-        self.order1_maps = order1_maps
+        self.order1_maps = tuple(order1_maps)
         self.epsilon = epsilon
         self.per_image = per_image
         self.second_order = second_order
         self.factorised = factorised
-        self.mean = mean
-        self.std = std
+        self.mean = _plain(mean)
+        self.std = _plain(std)
         self.colormap = colormap
         self.opacity = opacity
         self.scale = scale
         self.tile_size = tile_size
-        self.token_grid = token_grid
+        self.token_grid = _plain(token_grid)
         self.channels_last = channels_last
         self.on_error = on_error
 
@@ -174,6 +177,7 @@ class NormGradCallback(Callback):
         self.skipped = 0
         self._look = look
         self._inputs_of: dict[str, Tensor | None] = {}
+        self._wanted = False
         self._watch: Watch | None = None
         self._writers: list[PanelWriter] = []
         self._last_event: int | None = None
@@ -186,6 +190,7 @@ class NormGradCallback(Callback):
         self._loss_scale = 1.0
         self._hint = ""
         self._announced = False
+        self._told: set[str] = set()
         self._warned: set[str] = set()
         self._random = random.Random(RANDOM_SEED)
         self._saw_backward = False
@@ -230,7 +235,8 @@ class NormGradCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find out where panels go, and whether order-1 passes can have the module's loss."""
-        if stage != "fit" or not self.enabled:
+        self._wanted = stage == "fit" and self._is_wanted(trainer)
+        if not self._wanted:
             return
         if self.order1_every_n_steps is not None:
             check_training_loss(trainer, pl_module, "`order1_every_n_steps`: order-1 maps")
@@ -242,9 +248,16 @@ class NormGradCallback(Callback):
             for note in notes:
                 self._warn_once(note)
 
+    def _is_wanted(self, trainer: Trainer) -> bool:
+        """Whether to look at this run: if the flag says so, and the environment does not say no."""
+        if self.enabled and switch() is False:
+            self._say(trainer, f"{SWITCH}=0 in the environment switches NormGradCallback off.")
+            return False
+        return self.enabled
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check on every rank that the layers can be had; watch them on rank 0."""
-        if not self.enabled:
+        if not self._wanted:
             return
         with self._guard("looking at the model", but=(ValueError,)):
             watch = self._choose_watch(trainer, pl_module)
@@ -500,8 +513,13 @@ class NormGradCallback(Callback):
         how = " (auto)" if self.layers == AUTO else ""
         if self._watch is not None and self._watch.rehearses:
             how += ", in a pass of its own for each event, as the model is compiled"
-        log = logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad")
-        log.info(f"NormGrad reads {', '.join(self._numbers)}{how}; {panels}.{self._about_order1()}")
+        self._say(trainer, f"NormGrad reads {', '.join(self._numbers)}{how}; {panels}.{self._about_order1()}")
+
+    def _say(self, trainer: Trainer, sentence: str) -> None:
+        """Say it once, on rank 0, where Lightning says such things."""
+        if trainer.is_global_zero and sentence not in self._told:
+            self._told.add(sentence)
+            logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad").info(sentence)
 
     def _about_order1(self) -> str:
         if self.order1_every_n_steps is None:
@@ -559,6 +577,11 @@ class NormGradCallback(Callback):
                 warnings.warn(sentence, stacklevel=2)
             except Warning:  # warnings are errors in this run, but not ours
                 logging.getLogger(__name__).warning(sentence)
+
+
+def _plain(value: Any) -> Any:
+    """A list of OmegaConf's, or of another config, as one of Python's; all else as it is."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _is_due(step: int, every: int | None, last: int | None) -> bool:

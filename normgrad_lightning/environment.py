@@ -1,0 +1,124 @@
+"""What the environment says: `NORMGRAD=1` or `NORMGRAD=0`, and a variable `NORMGRAD_<FLAG>` for each flag.
+
+Light to import, for Lightning's entry points bring it into every run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+SWITCH = "NORMGRAD"
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+
+
+def switch() -> bool | None:
+    """Whether the environment switches NormGrad on or off; None if it says nothing."""
+    text = os.environ.get(SWITCH, "").strip()
+    if not text:
+        return None
+    try:
+        return _yes_or_no(text)
+    except ValueError as error:
+        raise ValueError(f"`{SWITCH}`: expected 1 or 0 in the environment, but got {text!r}.") from error
+
+
+def variables() -> dict[str, str]:
+    """The variables of flags that are set to something, by the flag's name."""
+    prefix = f"{SWITCH}_"
+    return {name[len(prefix) :].lower(): text for name, text in os.environ.items() if name.startswith(prefix) and text}
+
+
+def variable(flag: str) -> str:
+    """The name of a flag's variable."""
+    return f"{SWITCH}_{flag.upper()}"
+
+
+def flags(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that the environment sets, each of its own type.
+
+    Args:
+        kinds: the types of all flags that there are.
+
+    Raises:
+        ValueError: a variable that is none of them, or that cannot be read.
+    """
+    return {flag: _read(flag, text, kinds) for flag, text in variables().items()}
+
+
+def _read(flag: str, text: str, kinds: Mapping[str, Any]) -> Any:
+    if flag not in kinds:
+        import difflib
+
+        near = difflib.get_close_matches(flag, kinds, 1) or sorted(kinds)
+        hint = " or ".join(map(variable, near)) if len(near) == 1 else f"one of {', '.join(map(variable, near))}"
+        raise ValueError(f"`{variable(flag)}`: there is no such flag. Did you mean {hint}?")
+    try:
+        return parse(text.strip(), kinds[flag])
+    except ValueError as error:
+        raise ValueError(f"`{variable(flag)}`: expected {spoken(kinds[flag])}, but got {text!r}.") from error
+
+
+def parse(text: str, kind: Any) -> Any:
+    """The value of this type that is written in the text; lists are separated by commas, in brackets or not.
+
+    Raises:
+        ValueError: if it cannot be read as one.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _first_that_fits(text, inner)
+    if origin is Sequence:
+        return [parse(part.strip().strip("'\""), inner[0]) for part in text.strip("[]()").split(",")]
+    if origin is Literal:
+        return _choice(text, inner)
+    return _READERS[kind](text)
+
+
+def spoken(kind: Any) -> str:
+    """A type in the words of a message."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        listed = [get_args(kind)[0] for kind in inner if get_origin(kind) is Sequence]
+        return " or ".join(spoken(kind) for kind in inner if kind not in listed)
+    if origin is Sequence:
+        return f"{spoken(inner[0])} (several: separated by commas)"
+    if origin is Literal:
+        return ", ".join(map(repr, inner))
+    return _WORDS[kind]
+
+
+def _first_that_fits(text: str, kinds: Sequence[Any]) -> Any:
+    """Read it as a list if it looks like one, and as one value if it does not."""
+    lists = [kind for kind in kinds if get_origin(kind) is Sequence]
+    single = [kind for kind in kinds if kind not in lists]
+    for kind in [*lists, *single] if text.startswith("[") or "," in text else [*reversed(single), *lists]:
+        try:
+            return parse(text, kind)
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def _choice(text: str, choices: Sequence[str]) -> str:
+    if text not in choices:
+        raise ValueError(text)
+    return text
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in (*_YES, *_NO):
+        raise ValueError(text)
+    return text.lower() in _YES
+
+
+def _none(text: str) -> None:
+    if text.lower() not in ("none", "null"):
+        raise ValueError(text)
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {bool: _yes_or_no, int: int, float: float, str: str, NoneType: _none}
+_WORDS = {bool: "1 or 0", int: "a whole number", float: "a number", str: "text", NoneType: "none"}

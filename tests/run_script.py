@@ -1,0 +1,37 @@
+"""Running a user's script as a user would: in a process and a folder of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+SCRIPTS = Path(__file__).parent / "scripts"
+BIN = Path(sys.executable).parent
+
+
+def run(folder, command, **environment):
+    """Run a command in a new folder, with these variables more, and return what it was like."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NORMGRAD")}
+    env = {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+def run_python(folder, *arguments, **environment):
+    """Run `python …`; it must end well."""
+    result = run(folder, [sys.executable, *map(str, arguments)], **environment)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def shown(folder):
+    """The steps of the panels in the event files under a folder, by tag, and of nothing else."""
+    steps = {}
+    for file in sorted(folder.rglob("events*")):
+        events = EventAccumulator(str(file), size_guidance={"images": 0})
+        events.Reload()
+        for tag in events.Tags()["images"]:
+            steps.setdefault(tag, []).extend(event.step for event in events.Images(tag))
+    return steps
