@@ -519,7 +519,8 @@ class NormGradCallback(Callback):
         """Say it once, on rank 0, where Lightning says such things."""
         if trainer.is_global_zero and sentence not in self._told:
             self._told.add(sentence)
-            logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad").info(sentence)
+            log = logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad")
+            log.info(sentence)
 
     def _about_order1(self) -> str:
         if self.order1_every_n_steps is None:

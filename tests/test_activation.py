@@ -261,50 +261,7 @@ def test_flags_without_the_switch_are_told(monkeypatch):
         assert callbacks() == []
 
 
-# ---------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "sentence"),
-    [
-        ("NORMGRAD", "maybe", "`NORMGRAD`: expected 1 or 0 in the environment, but got 'maybe'."),
-        ("NORMGRAD_EVERY_N_STEPS", "many", "`NORMGRAD_EVERY_N_STEPS`: expected a whole number, but got 'many'."),
-        ("NORMGRAD_EVERY_N_STEPS", "1.5", "`NORMGRAD_EVERY_N_STEPS`: expected a whole number, but got '1.5'."),
-        (
-            "NORMGRAD_EVERY_N_STEPS",
-            "0",
-            "`NORMGRAD_EVERY_N_STEPS`: expected a whole number of at least 1, but got 0. To switch the callback off, "
-            "set `enabled=False`.",
-        ),
-        ("NORMGRAD_ENABLED", "jein", "`NORMGRAD_ENABLED`: expected 1 or 0, but got 'jein'."),
-        ("NORMGRAD_TARGET", "inputs", "`NORMGRAD_TARGET`: expected 'output', 'input', 'weight', but got 'inputs'."),
-        (
-            "NORMGRAD_MEAN",
-            "0.5,grey",
-            "`NORMGRAD_MEAN`: expected a number (several: separated by commas) or none, but got '0.5,grey'.",
-        ),
-        (
-            "NORMGRAD_ORDER1_MAPS",
-            "contrast,contrast",
-            "`NORMGRAD_ORDER1_MAPS`: expected a list of 'order1', 'adversarial', 'contrast', each once, but got "
-            "['contrast', 'contrast'].",
-        ),
-        ("NORMGRAD_LAYER", "a", "`NORMGRAD_LAYER`: there is no such flag. Did you mean NORMGRAD_LAYERS?"),
-    ],
-)
-def test_a_bad_value_is_an_error_that_names_the_variable(variable, text, sentence, monkeypatch):
-    monkeypatch.setenv("NORMGRAD", "1")
-    monkeypatch.setenv(variable, text)
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
-        pytorch_lightning.Trainer(logger=False, accelerator="cpu")
-    assert str(raised.value) == sentence
-
-
-def test_a_variable_like_no_flag_is_told_all_of_them(monkeypatch):
-    monkeypatch.setenv("NORMGRAD", "1")
-    monkeypatch.setenv("NORMGRAD_XYZZY", "a")
-    with pytest.raises(ValueError, match=r"Did you mean one of NORMGRAD_CHANNELS_LAST, NORMGRAD_COLORMAP, .*SCALE"):
-        callbacks()
+# ---------------------------------------------------------------- errors (their texts are in test_messages.py)
 
 
 def test_a_layer_that_does_not_exist_is_told_before_the_first_batch(tmp_path, monkeypatch):

@@ -105,6 +105,11 @@ class FSDPStrategy(SingleDeviceStrategy):
     """Goes by the name of the one that needs several GPUs."""
 
 
+def loader(batch: Any = None) -> DataLoader:
+    """The same batch three times."""
+    return DataLoader([batch or (images(), labels())] * 3, batch_size=None)
+
+
 @dataclass
 class Here:
     """Where a case plays: a folder, and a way to break things until it is over."""
@@ -114,13 +119,21 @@ class Here:
 
     def train(self, module: Any = None, batch: Any = None, trainer: dict[str, Any] | None = None, **flags: Any) -> None:
         """Train on the same batch three times, with an event each time."""
+        callback = NormGradCallback(**{"every_n_steps": 1, "layers": "net.conv", **flags})
+        module = Lit() if module is None else module
+        self.trainer(**{"callbacks": [callback], **(trainer or {})}).fit(module, loader(batch))
+
+    def trainer(self, **options: Any) -> pl.Trainer:
+        """A Trainer that says nothing of its own."""
         settings = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "default_root_dir": self.folder}
         without = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-        callback = NormGradCallback(**{"every_n_steps": 1, "layers": "net.conv", **flags})
-        loader = DataLoader([batch or (images(), labels())] * 3, batch_size=None)
-        module = Lit() if module is None else module
-        options = {**settings, **dict.fromkeys(without, False), "callbacks": [callback], **(trainer or {})}
-        pl.Trainer(**options).fit(module, loader)
+        return pl.Trainer(**{**settings, **dict.fromkeys(without, False), **options})
+
+    def asked(self, NORMGRAD: str = "1", **variables: str) -> Here:
+        """Let the environment say this."""
+        for name, text in {"NORMGRAD": NORMGRAD, **variables}.items():
+            self.patch.setenv(name, text)
+        return self
 
     def broken(self, place: str) -> Here:
         """Let this function of ours fail."""
@@ -842,6 +855,65 @@ CASES: dict[str, Case] = {
         lambda here: here.train(trainer={"logger": CSVLogger(here.folder)}),
         "NormGrad writes its panels to …/lightning_logs/version_0/normgrad, for it cannot give images to CSVLogger.",
     ),
+    # The environment
+    "environment: neither on nor off": error(
+        lambda here: here.asked("maybe").train(),
+        "`NORMGRAD`: expected 1 or 0 in the environment, but got 'maybe'.",
+    ),
+    "environment: off": info(
+        lambda here: here.asked("0").train(), "NORMGRAD=0 in the environment switches NormGradCallback off."
+    ),
+    "environment: on, beside a callback of the script": info(
+        lambda here: here.asked(NORMGRAD_SCALE="shared").train(enabled=False),
+        "NORMGRAD=1 adds no NormGradCallback, for this script has its own. NORMGRAD_SCALE is ignored.",
+    ),
+    "environment: flags without the switch": warning(
+        lambda here: here.asked("", NORMGRAD_SCALE="shared").trainer(),
+        "NORMGRAD_SCALE: set to no effect, for NORMGRAD is not. NORMGRAD=1 shows maps.",
+    ),
+    "environment: no such flag": error(
+        lambda here: here.asked(NORMGRAD_LAYER="a").trainer(),
+        "`NORMGRAD_LAYER`: there is no such flag. Did you mean NORMGRAD_LAYERS?",
+    ),
+    "environment: nothing like a flag": error(
+        lambda here: here.asked(NORMGRAD_XYZZY="a").trainer(),
+        "`NORMGRAD_XYZZY`: there is no such flag. Did you mean one of NORMGRAD_CHANNELS_LAST, NORMGRAD_COLORMAP, "
+        "NORMGRAD_ENABLED, NORMGRAD_EPSILON, NORMGRAD_EVERY_N_STEPS, NORMGRAD_FACTORISED, NORMGRAD_IMAGES, "
+        "NORMGRAD_LAYERS, NORMGRAD_MEAN, NORMGRAD_NUM_IMAGES, NORMGRAD_ON_ERROR, NORMGRAD_OPACITY, "
+        "NORMGRAD_ORDER1_EVERY_N_STEPS, NORMGRAD_ORDER1_MAPS, NORMGRAD_PER_IMAGE, NORMGRAD_SCALE, "
+        "NORMGRAD_SECOND_ORDER, NORMGRAD_STD, NORMGRAD_TARGET, NORMGRAD_TILE_SIZE, NORMGRAD_TOKEN_GRID?",
+    ),
+    "environment: no whole number": error(
+        lambda here: here.asked(NORMGRAD_EVERY_N_STEPS="1.5").trainer(),
+        "`NORMGRAD_EVERY_N_STEPS`: expected a whole number, but got '1.5'.",
+    ),
+    "environment: too small": error(
+        lambda here: here.asked(NORMGRAD_EVERY_N_STEPS="0").trainer(),
+        "`NORMGRAD_EVERY_N_STEPS`: expected a whole number of at least 1, but got 0. To switch the callback off, set "
+        "`enabled=False`.",
+    ),
+    "environment: neither yes nor no": error(
+        lambda here: here.asked(NORMGRAD_PER_IMAGE="jein").trainer(),
+        "`NORMGRAD_PER_IMAGE`: expected 1 or 0, but got 'jein'.",
+    ),
+    "environment: no number": error(
+        lambda here: here.asked(NORMGRAD_MEAN="0.5,grey").trainer(),
+        "`NORMGRAD_MEAN`: expected a number (several: separated by commas) or none, but got '0.5,grey'.",
+    ),
+    "environment: none of the choices": error(
+        lambda here: here.asked(NORMGRAD_TARGET="inputs").trainer(),
+        "`NORMGRAD_TARGET`: expected 'output', 'input', 'weight', but got 'inputs'.",
+    ),
+    "environment: one of the choices twice": error(
+        lambda here: here.asked(NORMGRAD_ORDER1_MAPS="contrast,contrast").trainer(),
+        "`NORMGRAD_ORDER1_MAPS`: expected a list of 'order1', 'adversarial', 'contrast', each once, but got "
+        "['contrast', 'contrast'].",
+    ),
+    "environment: no such layer": error(
+        lambda here: here.asked(NORMGRAD_LAYERS="net.cnv").trainer().fit(Lit(), loader()),
+        "`NORMGRAD_LAYERS`: expected names or globs of the model's layers, but 'net.cnv' matches none. Nearest names: "
+        "net.conv, net.act, net, net.pool, net.head.",
+    ),
     # While training
     "run: a layer that cannot be read": warning(
         lambda here: here.train(layers="net.head"),
@@ -1054,7 +1126,10 @@ def test_every_message_is_told_once_and_whole(name, tmp_path, monkeypatch, caplo
 CHOICES = ("IMAGES", "KINDS", "ON_ERROR", "SCALES", "TARGETS")
 """Tables whose values say what each choice means, to readers of the code alone."""
 
-TELLING = ("_guard", "_complain", "_warn_once", "warn", "warning", "info")
+HELP = ("help", "description", "epilog", "metavar")
+"""What a command says of itself."""
+
+TELLING = ("_guard", "_complain", "_warn_once", "_say", "warn", "warning", "info")
 """Functions that tell what they are given, in one word or in many."""
 
 
@@ -1070,6 +1145,8 @@ def no_texts(node: ast.AST) -> list[ast.AST]:
         return [part for part in node.values if isinstance(part, ast.Constant)]
     if isinstance(node, ast.FormattedValue):
         return [] if node.format_spec is None else list(ast.walk(node.format_spec))
+    if isinstance(node, ast.keyword) and node.arg in HELP:
+        return list(ast.walk(node))
     is_table = isinstance(node, ast.Assign) and any(getattr(t, "id", None) in CHOICES for t in node.targets)
     return list(ast.walk(node)) if is_table else []
 
