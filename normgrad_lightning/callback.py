@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -39,14 +38,15 @@ if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
 
-    def _loaded_callbacks() -> tuple[type, ...]:
-        """The `Callback` of each Lightning in use: `lightning.pytorch` and `pytorch_lightning` hold a copy each."""
-        lightnings = ("pytorch_lightning", "lightning.pytorch")
-        loaded = [name for name in lightnings if name in sys.modules]
-        return tuple(import_module(name).Callback for name in loaded or lightnings[:1])
+    def _callbacks() -> Iterator[type]:
+        """The `Callback` of each Lightning there is: they hold a copy each, and either may be imported after us."""
+        for name in ("pytorch_lightning", "lightning.pytorch"):
+            with suppress(ImportError):
+                yield import_module(name).Callback
 
-    Callback = type("Callback", _loaded_callbacks(), {})
+    Callback = type("_Callback", tuple(_callbacks()), {})
 
+Kind = Literal["order1", "adversarial", "contrast"]
 IMAGES = {
     "first": "the first of the batch",
     "random": "drawn anew for each event, with a generator of our own",
@@ -69,26 +69,26 @@ class NormGradCallback(Callback):
     Args:
         enabled: False attaches nothing and costs nothing.
         layers: `"auto"` (the last layer of each resolution), a layer's name, a glob, or a list of these.
-        target: `"output"`, `"input"` or `"weight"`; see `NormGrad`.
+        target: where activation and gradient are read: at the layer's output or input, or for its own weight.
         every_n_steps: optimizer steps from one event to the next; the first step is an event.
         num_images: how many images of the batch are shown.
-        images: which: `"first"`, `"random"` or `"hardest"` (most training signal).
+        images: which of the batch: the first, random ones, or the hardest (those with most training signal).
         order1_every_n_steps: optimizer steps from one event with order-1 maps to the next; None: never.
         order1_maps: which: `"order1"` (what matters for training on the image), `"adversarial"` (what would degrade the
-            model), `"contrast"` (the one minus the other).
-        epsilon: size of the inner step; see `order1_maps`, as for the next three.
-        per_image: an inner step for each image, or one for the whole batch.
-        second_order: False leaves the Hessian term out, at half the price.
-        factorised: whether to take the activation to be the same in all passes.
+            model), `"contrast"` (the one minus the other); one, or a list of these.
+        epsilon: size of order 1's inner step.
+        per_image: whether each image takes an inner step of its own, or the whole batch takes one.
+        second_order: False leaves order 1's Hessian term out, at half the price.
+        factorised: whether order 1 takes the activation to be the same in all passes.
         mean: the mean the images were normalised with, to show them; None (with `std` None): each stretched by itself.
         std: the standard deviation they were normalised with.
-        colormap: a name known to the cmap package.
-        opacity: of the strongest values, from 0 to 1.
-        scale: `"image"`: each map from its minimum to its maximum; `"shared"`: all maps of an event and layer alike.
+        colormap: the name of a colour map in the cmap package.
+        opacity: how much the strongest values hide of the image, from 0 to 1.
+        scale: whether each map is drawn from its minimum to its maximum, or all images of a panel on a shared scale.
         tile_size: pixels of a tile's longer side.
         token_grid: rows and columns of a transformer's patches, if they cannot be inferred.
         channels_last: whether features are `(N, *S, C)`, if that cannot be inferred.
-        on_error: `"warn"` or `"raise"`.
+        on_error: whether a failure of ours is one warning, or an error (for debugging).
 
     Attributes:
         maps: the latest order-0 map of each layer, `(num_images, *S)`, on the CPU.
@@ -113,7 +113,7 @@ class NormGradCallback(Callback):
         num_images: int = 8,
         images: Literal["first", "random", "hardest"] = "first",
         order1_every_n_steps: int | None = None,
-        order1_maps: Sequence[Literal["order1", "adversarial", "contrast"]] = ("order1", "adversarial", "contrast"),
+        order1_maps: Kind | Sequence[Kind] = ("order1", "adversarial", "contrast"),
         epsilon: float = EPSILON,
         per_image: bool = True,
         second_order: bool = True,
@@ -128,8 +128,6 @@ class NormGradCallback(Callback):
         channels_last: bool | None = None,
         on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
-        if not TYPE_CHECKING:
-            Callback.__bases__ = _loaded_callbacks()  # the other Lightning may have come since our import
         super().__init__()
         check_flag("enabled", enabled)
         check_spec(layers)
@@ -139,7 +137,8 @@ class NormGradCallback(Callback):
         check_choice("images", images, IMAGES)
         if order1_every_n_steps is not None:
             check_whole("order1_every_n_steps", order1_every_n_steps, 1, " None switches order-1 maps off.")
-        check_choices("order1_maps", order1_maps, KINDS)
+        kinds = [order1_maps] if isinstance(order1_maps, str) else order1_maps
+        check_choices("order1_maps", kinds, KINDS)
         Settings(epsilon, second_order, factorised)
         check_flag("per_image", per_image)
         look = Look(
@@ -155,7 +154,7 @@ class NormGradCallback(Callback):
         self.num_images = num_images
         self.images = images
         self.order1_every_n_steps = order1_every_n_steps
-        self.order1_maps = tuple(order1_maps)
+        self.order1_maps = tuple(kinds)
         self.epsilon = epsilon
         self.per_image = per_image
         self.second_order = second_order
