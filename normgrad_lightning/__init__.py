@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from normgrad_lightning.callback import NormGradCallback as NormGradCallback
     from normgrad_lightning.capture import NormGrad as NormGrad
     from normgrad_lightning.order1 import order1_maps as order1_maps
+    from normgrad_lightning.passes import grad_cam_maps as grad_cam_maps
     from normgrad_lightning.passes import order0_maps as order0_maps
     from normgrad_lightning.passes import select_layers as select_layers
 
@@ -19,12 +20,21 @@ __version__ = "0.1.0"
 _HOMES = {
     "NormGrad": "capture",
     "NormGradCallback": "callback",
+    "grad_cam_maps": "passes",
     "order0_maps": "passes",
     "order1_maps": "order1",
     "select_layers": "passes",
 }
 
-__all__ = ["NormGrad", "NormGradCallback", "functional", "order0_maps", "order1_maps", "select_layers"]
+__all__ = [
+    "NormGrad",
+    "NormGradCallback",
+    "functional",
+    "grad_cam_maps",
+    "order0_maps",
+    "order1_maps",
+    "select_layers",
+]
 
 
 def __getattr__(name: str) -> Any:

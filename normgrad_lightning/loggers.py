@@ -1,17 +1,23 @@
-"""From pictures to where a run keeps its results: TensorBoard, or files beside the other logs.
+"""From pictures to where a run keeps its results: TensorBoard, W&B, MLflow, Comet, Aim, or files beside other logs.
 
 Lightning's loggers share no way to log an image, and ``SummaryWriter.add_image`` spends most of a second on a PNG. Each
-writer here takes the panels of an event, which are JPEGs already, and does the least that its destination needs.
-Loggers are recognised by the names of their classes, so that those of ``pytorch_lightning`` and of
-``lightning.pytorch`` are the same to us, and neither is imported.
+writer here takes the panels of an event, which are JPEGs already, and does the least that its destination needs; all
+give the step as the logger gives it for scalars. Loggers are recognised by the names of their classes, so that those of
+``pytorch_lightning`` and of ``lightning.pytorch`` are the same to us, and neither is imported. Their ``experiment``,
+which creates runs and files, is first touched when the first panel is written.
 """
 
 import errno
+import io
 import os
+import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
+
+from PIL import Image
 
 from normgrad_lightning.records import write_panels
 from normgrad_lightning.render import Panel
@@ -27,7 +33,7 @@ class PanelWriter(Protocol):
     where: str
 
     def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
-        """Keep the panels of one event; from then on, they outlive a process that is killed."""
+        """Keep the panels of one event; from then on, they outlive a killed process as the logger's own values do."""
 
 
 RESERVE = 64 * 2**20
@@ -76,10 +82,7 @@ def _largest_file() -> int | None:
 
 
 class TensorBoardPanels:
-    """Writes panels to the event file of a ``TensorBoardLogger``, on rank 0.
-
-    The logger's ``experiment`` is first touched when the first panel is written, for it creates files.
-    """
+    """Writes panels to the event file of a ``TensorBoardLogger``, on rank 0."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
@@ -94,6 +97,95 @@ class TensorBoardPanels:
         write_panels(writer, step, panels)
         if not _is_remote(self._logger.log_dir):  # that would take the whole file anew
             writer.flush()
+
+
+class WandbPanels:
+    """Logs panels to the run of a ``WandbLogger``, those of an event in one row.
+
+    They go through ``log_metrics``, as in the logger's own ``log_image``: the row has ``trainer/global_step``, which is
+    the axis of all that Lightning logs. W&B's own step, which must not go back, counts rows and is left to W&B.
+    """
+
+    where = "W&B"
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Log the JPEGs as they are; W&B copies them to the folder of the run before it returns."""
+        _check_room_of(self._logger, panels)
+        import wandb  # type: ignore[import, unused-ignore]
+
+        with TemporaryDirectory() as folder:
+            images = {}
+            for number, panel in enumerate(panels):
+                path = Path(folder, f"{number}.jpg")
+                path.write_bytes(panel.jpeg)
+                images[panel.tag] = wandb.Image(str(path), caption=f"step {step}")
+            self._logger.log_metrics(images, step)
+
+
+class MLFlowPanels:
+    """Logs panels to the run of an ``MLFlowLogger``, which keeps them as PNGs with thumbnails."""
+
+    where = "MLflow"
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Log the pictures as time-stepped images."""
+        _check_room_of(self._logger, panels)
+        client, run_id = self._logger.experiment, self._logger.run_id
+        for panel in panels:
+            client.log_image(run_id, _decoded(panel), key=self._key(panel.tag), step=step)
+
+    def _key(self, tag: str) -> str:
+        """Return the tag with only the characters that MLflow allows; before 3.11.1, it cannot read a slash back."""
+        import mlflow  # type: ignore[import, unused-ignore]
+
+        reads_slashes = [int(part) for part in re.findall(r"\d+", mlflow.__version__)[:3]] >= [3, 11, 1]
+        return re.sub(r"[^\w./-]" if reads_slashes else r"[^\w.-]", "_", tag, flags=re.ASCII)
+
+
+class CometPanels:
+    """Logs panels to the experiment of a ``CometLogger``.
+
+    Names end in ``.jpg``, else Comet would take what follows the last dot of a layer's name for the kind of file.
+    """
+
+    where = "Comet"
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Log the JPEGs as they are; Comet copies them before it returns, and uploads them later."""
+        _check_room_of(self._logger, panels)
+        for panel in panels:
+            self._logger.experiment.log_image(io.BytesIO(panel.jpeg), name=f"{panel.tag}.jpg", step=step)
+
+
+class AimPanels:
+    """Tracks panels in the run of an ``AimLogger``."""
+
+    where = "Aim"
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Track the pictures as JPEGs of the quality that they have."""
+        _check_room_of(self._logger, panels)
+        from aim import Image as AimImage  # type: ignore[import, attr-defined, unused-ignore]
+
+        for panel in panels:
+            image = AimImage(_decoded(panel), format="jpeg", quality="keep")
+            self._logger.experiment.track(image, name=panel.tag, step=step)
+
+
+def _decoded(panel: Panel) -> Image.Image:
+    return Image.open(io.BytesIO(panel.jpeg))
 
 
 class FilePanels:
@@ -121,10 +213,28 @@ def _size(panels: Iterable[Panel]) -> int:
     return sum(len(panel.jpeg) for panel in panels)
 
 
-def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) -> tuple[list[PanelWriter], list[str]]:
-    """Return a writer for each destination, and a note for each logger whose panels go to files instead.
+def _check_room_of(logger: Any, panels: Iterable[Panel]) -> None:
+    """Raise an OSError if the panels would leave too little room in the logger's folder, if it names one."""
+    folder = _local_dir(logger)
+    if folder is not None:
+        check_room(folder, _size(panels))
 
-    The dummy logger of ``fast_dev_run`` gets no writer, and neither does a second logger of the same folder.
+
+WRITERS: dict[str, Callable[[Any], PanelWriter]] = {
+    "TensorBoardLogger": TensorBoardPanels,
+    "WandbLogger": WandbPanels,
+    "MLFlowLogger": MLFlowPanels,
+    "CometLogger": CometPanels,
+    "AimLogger": AimPanels,
+}
+"""By a logger's class, or one that it inherits from. All others get files."""
+
+
+def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) -> tuple[list[PanelWriter], list[str]]:
+    """Return a writer for each destination, and a note for each logger that we do not know.
+
+    Its panels go to files beside its logs, as do those of a ``CSVLogger``, which means just that. The dummy logger of
+    ``fast_dev_run`` gets no writer, and neither does a second logger of the same folder.
 
     Args:
         loggers: ``trainer.loggers``. Nothing is created on disk here.
@@ -134,14 +244,16 @@ def panel_writers(loggers: Iterable[Any], fallback_dir: str | os.PathLike[str]) 
     notes: list[str] = []
     folders: set[str] = set()
     for logger in loggers:
-        names = {base.__name__ for base in type(logger).__mro__}
-        if "TensorBoardLogger" in names:
-            writers.append(TensorBoardPanels(logger))
+        names = [base.__name__ for base in type(logger).__mro__]
+        kind = next((WRITERS[name] for name in names if name in WRITERS), None)
+        if kind is not None:
+            writers.append(kind(logger))
         elif "DummyLogger" not in names:
             folder = os.path.join(_local_dir(logger) or fallback_dir, "normgrad")
-            notes.append(
-                f"NormGrad writes its panels to {folder}, for it cannot give images to {type(logger).__name__}."
-            )
+            if "CSVLogger" not in names:
+                notes.append(
+                    f"NormGrad writes its panels to {folder}, for it cannot give images to {type(logger).__name__}."
+                )
             if os.path.abspath(folder) not in folders:
                 folders.add(os.path.abspath(folder))
                 writers.append(FilePanels(folder))

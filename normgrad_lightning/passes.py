@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normgrad_lightning.batches import copied, map_tensors
-from normgrad_lightning.capture import NormGrad
+from normgrad_lightning.capture import NormGrad, Point, Reading
+from normgrad_lightning.functional import grad_cam
 from normgrad_lightning.isolation import Sandbox, own_pass
 from normgrad_lightning.layers import AUTO, check_model, check_spec, match_layers, named_layers
 from normgrad_lightning.scout import Scout
@@ -84,12 +85,51 @@ def order0_maps(
     if layers == AUTO:
         layers = auto_layers(model, loss_fn, batch, **options)
     with own_pass():
-        return _order0_maps(model, loss_fn, batch, match_layers(model, layers, target), options)
+        recorder = NormGrad(model, match_layers(model, layers, target), **options)
+        return _maps(recorder, model, loss_fn, batch, target)
 
 
-def _order0_maps(
-    model: nn.Module, loss_fn: LossFunction, batch: Any, names: list[str], options: dict[str, Any]
+def grad_cam_maps(
+    model: nn.Module,
+    score_fn: LossFunction,
+    batch: Any,
+    layers: str | Sequence[str] = AUTO,
+    *,
+    token_grid: Sequence[int] | None = None,
+    channels_last: bool | None = None,
 ) -> dict[str, Tensor]:
+    """Grad-CAM maps of a model for a batch, to be seen beside the others; in one pass that leaves no trace.
+
+    Args:
+        model: any module.
+        score_fn: `score_fn(model, batch)`, what the maps speak for: the score of a class, summed over images.
+        batch: whatever `score_fn` takes.
+        layers: see `select_layers`. `"auto"` takes one more forward pass, to decide.
+        token_grid: see `NormGrad`.
+        channels_last: see `NormGrad`.
+
+    Returns:
+        The map `(N, *S)` of each layer, in the order of the network.
+    """
+    check_model(model)
+    check_spec(layers)
+    options: dict[str, Any] = {"target": "output", "token_grid": token_grid, "channels_last": channels_last}
+    if layers == AUTO:
+        layers = auto_layers(model, score_fn, batch, **options)
+    with own_pass():
+        return _maps(_GradCam(model, match_layers(model, layers), **options), model, score_fn, batch, "output")
+
+
+class _GradCam(NormGrad):
+    """Makes Grad-CAM maps of what it sees."""
+
+    def _reading(self, point: Point, x: Tensor) -> Reading:
+        kept = point.view(x.clone())  # layers after it may work in place
+        return lambda g: grad_cam(kept, point.view(g))
+
+
+def _maps(recorder: NormGrad, model: nn.Module, loss_fn: LossFunction, batch: Any, target: str) -> dict[str, Tensor]:
+    """What the recorder makes of one pass, which asks for gradients at its layers alone."""
     roots: list[Tensor] = []
 
     def loss_and_backward(stand_in: nn.Module) -> None:
@@ -99,9 +139,8 @@ def _order0_maps(
         torch.autograd.grad(loss, roots, allow_unused=True)
 
     known = named_layers(model)
-    layers = [known[name] for name in names]
-    recorder = NormGrad(model, names, **options)
-    with torch.enable_grad(), graph_roots(layers, options["target"], roots), recorder:
+    layers = [known[name] for name in recorder.layers]
+    with torch.enable_grad(), graph_roots(layers, target, roots), recorder:
         Sandbox(model).run(loss_and_backward)
     return recorder.maps
 

@@ -552,7 +552,7 @@ def test_a_logger_without_images_gets_files(tmp_path):
     callback = NormGradCallback(every_n_steps=3, on_error="raise")
     _, told, trainer = finished(tmp_path, callback, logger=CSVLogger(tmp_path))
     folder = f"{trainer.logger.log_dir}/normgrad"
-    assert told == [f"NormGrad writes its panels to {folder}, for it cannot give images to CSVLogger."]
+    assert told == []
     files = sorted(str(p.relative_to(folder)) for p in tmp_path.rglob("*.jpg"))
     assert files == [
         f"normgrad_order0/0{i}_net.stage{i + 1}/step_0000000{step}.jpg" for i in range(3) for step in (0, 3)

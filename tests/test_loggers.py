@@ -1,9 +1,12 @@
 """Panels read back from where they were written."""
 
 import io
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from types import SimpleNamespace
 
 import lightning.pytorch.loggers as new_loggers
 import numpy as np
@@ -16,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from normgrad_lightning.loggers import FilePanels, TensorBoardPanels, panel_writers
+from normgrad_lightning.loggers import WRITERS, FilePanels, TensorBoardPanels, panel_writers
 from normgrad_lightning.records import record
 from normgrad_lightning.render import Panel, Sheet, input_tiles, jpeg
 
@@ -141,18 +144,50 @@ def test_subclass_of_a_tensorboard_logger_is_one(loggers, tmp_path):
 
 
 @FLAVOURS
-def test_other_loggers_get_files_and_a_note(loggers, tmp_path):
+def test_a_csv_logger_has_the_panels_beside_it(loggers, tmp_path):
     logger = loggers.CSVLogger(tmp_path)
-    (writer,), (note,) = panel_writers([logger], tmp_path / "unused")
+    (writer,), notes = panel_writers([logger], tmp_path / "unused")
     assert isinstance(writer, FilePanels)
     assert writer.where == f"{logger.log_dir}/normgrad"
-    assert note == (f"NormGrad writes its panels to {logger.log_dir}/normgrad, for it cannot give images to CSVLogger.")
+    assert not notes
     assert not list(tmp_path.iterdir())
 
     log(writer, make_panel())
     (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
     assert str(path) == f"{logger.log_dir}/normgrad/normgrad_order0/03_layer3.1/step_00000100.jpg"
     assert_same_picture(path.read_bytes(), make_panel())
+
+
+class Untouched:
+    """A logger before the first panel: nobody may ask for its run."""
+
+    log_dir = "logs"
+
+    @property
+    def experiment(self):
+        raise AssertionError("this would create a run")
+
+    name = version = run_id = experiment_id = experiment
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_loggers_are_known_by_the_names_of_their_classes_and_left_alone(name, tmp_path):
+    theirs = type(name, (Untouched,), {})
+    mine = type("Mine", (theirs,), {})
+    writers, notes = panel_writers([theirs(), mine()], tmp_path)
+    assert [type(writer) for writer in writers] == [WRITERS[name]] * 2
+    assert all(writer.where for writer in writers)
+    assert not notes
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS.keys() - {"TensorBoardLogger"}))
+def test_the_last_of_a_disk_is_left_to_the_run(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**30, free=10 * 2**20))
+    logger = type(name, (Untouched,), {"log_dir": str(tmp_path)})()
+    (writer,), _ = panel_writers([logger], tmp_path)
+    with pytest.raises(OSError, match=r"10\.0 MB are left on the disk"):
+        log(writer, make_panel())
 
 
 @pytest.mark.parametrize("dummy", [OldDummyLogger, NewDummyLogger])
@@ -170,7 +205,7 @@ def test_each_logger_has_its_writer_and_each_folder_only_one(tmp_path):
     writers, notes = panel_writers([csv, board, same, other], tmp_path)
     assert [type(w) for w in writers] == [FilePanels, TensorBoardPanels, FilePanels]
     assert [writers[0].where, writers[2].where] == [f"{csv.log_dir}/normgrad", f"{other.log_dir}/normgrad"]
-    assert len(notes) == 3
+    assert not notes
 
 
 class Folderless(old_loggers.logger.Logger):
@@ -197,7 +232,11 @@ def test_folder_is_the_loggers_own_else_the_fallback(tmp_path):
     loggers = [SaveDirOnly(tmp_path / "own"), Folderless(), SaveDirOnly("s3://bucket/run")]
     writers, notes = panel_writers(loggers, tmp_path / "fallback")
     assert [w.where for w in writers] == [str(tmp_path / "own/normgrad"), str(tmp_path / "fallback/normgrad")]
-    assert [note.split()[-1].rstrip(".") for note in notes] == ["SaveDirOnly", "Folderless", "SaveDirOnly"]
+    folders = [tmp_path / "own", tmp_path / "fallback", tmp_path / "fallback"]
+    assert notes == [
+        f"NormGrad writes its panels to {folder}/normgrad, for it cannot give images to {type(logger).__name__}."
+        for folder, logger in zip(folders, loggers, strict=True)
+    ]
     for writer in writers:
         log(writer, make_panel())
     written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
@@ -215,10 +254,25 @@ def test_a_file_is_replaced_whole_and_steps_sort_by_name(tmp_path):
     assert (tmp_path / TAG / names[0]).read_bytes() == b"new"
 
 
-def test_import_takes_neither_torch_nor_lightning_nor_tensorboard():
+def test_import_takes_neither_torch_nor_lightning_nor_any_logger():
     code = (
         "import sys, normgrad_lightning.loggers;"
-        "print({'torch', 'lightning', 'pytorch_lightning', 'tensorboard'} & set(sys.modules))"
+        "heavy = {'torch', 'lightning', 'pytorch_lightning', 'tensorboard', 'wandb', 'mlflow', 'comet_ml', 'aim'};"
+        "print(heavy & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("version", "key"),
+    [
+        ("3.11.1", "normgrad_order0/03_gr__e.1"),
+        ("3.12.0rc1", "normgrad_order0/03_gr__e.1"),
+        ("3.10.1", "normgrad_order0_03_gr__e.1"),
+        ("2.22.0", "normgrad_order0_03_gr__e.1"),
+    ],
+)
+def test_mlflow_gets_names_that_it_can_read_back(version, key, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(__version__=version))
+    assert MLFlowPanels(None)._key("normgrad_order0/03_größe.1") == key

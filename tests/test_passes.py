@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import reference
 import torch
 import torch.nn.functional as F
 from networks import ResNet, UNet, ViT, batch
 from torch import nn
+from twice import tap
 
-from normgrad_lightning import NormGrad, order0_maps
+from normgrad_lightning import NormGrad, grad_cam_maps, order0_maps
 
 
 def loss_fn(model, batch):
@@ -185,3 +187,33 @@ def test_images_that_ask_for_gradients_change_nothing():
     again = order0_maps(model, loss_fn, (wanting, labels), "stage*")
     assert all(torch.equal(maps[name], again[name]) for name in maps)
     assert wanting.grad is None
+
+
+# ---------------------------------------------------------------- Grad-CAM beside them
+
+
+def score_fn(model, batch):
+    return model(batch[0]).gather(1, batch[1][:, None]).sum()
+
+
+@pytest.mark.parametrize("layers", [["stem", "stage2.bn1", "stage3"], "auto"])
+def test_grad_cam_is_that_of_plain_loops_over_a_real_backward(layers):
+    torch.manual_seed(0)
+    model, images_labels = ResNet().double().eval(), batch(3, (12, 16), dtype=torch.float64)
+    before = copy.deepcopy(model.state_dict())
+    maps = grad_cam_maps(model, score_fn, images_labels, layers)
+    assert list(maps) == (["stage1", "stage2", "stage3"] if layers == "auto" else layers)
+    uses = {name: [] for name in maps}
+    for name in maps:
+        model.get_submodule(name).register_forward_hook(tap(uses[name]))
+    score_fn(model, images_labels).backward()
+    for name, m in maps.items():
+        torch.testing.assert_close(m, reference.grad_cam(*uses[name][0]), rtol=1e-9, atol=1e-12)
+        assert (m > 0).any()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_grad_cam_of_tokens_is_on_their_grid():
+    maps = grad_cam_maps(ViT().eval(), score_fn, batch(2, (32, 48)))
+    assert {m.shape for m in maps.values()} == {(2, 4, 6)}

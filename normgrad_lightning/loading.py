@@ -1,0 +1,180 @@
+"""What a command line names, brought to life: modules, trained weights, pictures."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor, nn
+
+
+def find(path: str) -> Any:
+    """What `package.module:Name` means, seen from the current folder.
+
+    Raises:
+        ValueError: no such thing.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (colon and module_name and name):
+        raise ValueError(f"`{path}`: expected package.module:Name, such as torchvision.models:resnet18.")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"`{path}`: there is no module {error.name!r} here. Name it as Python would import it from this folder."
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, [one for one in dir(found) if not one.startswith("_")])
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"`{path}`: {found.__name__} has no {part!r}.{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """The arguments that are written as `name=value`; a value that is no Python literal is text."""
+    pairs = dict[str, Any]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise ValueError(f"`--arg`: expected name=value, but got {text!r}.")
+        try:
+            pairs[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            pairs[name] = value
+    return pairs
+
+
+def build(path: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """The module that a class or a function makes of these arguments; a module is itself."""
+    found = find(path)
+    if not callable(found) or isinstance(found, nn.Module):
+        return _checked(path, found)
+    try:
+        _signature(found).bind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"`{path}`: {error}. `--arg name=value` gives an argument.") from error
+    return _checked(path, found(**arguments))
+
+
+def _signature(maker: Callable[..., Any]) -> inspect.Signature:
+    """What it takes; anything, if it does not tell."""
+    try:
+        return inspect.signature(maker)
+    except ValueError:
+        return inspect.signature(lambda **_: None)
+
+
+def _checked(path: str, module: Any) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"`{path}`: expected a torch.nn.Module or what makes one, but got {type(module).__name__!r}.")
+    return module
+
+
+def load_trained(checkpoint: Path, path: str, arguments: Mapping[str, Any], *, trusted: bool = False) -> nn.Module:
+    """A module with the weights of a checkpoint of Lightning's, or of a plain state dict, on the CPU.
+
+    Not by `load_from_checkpoint`: that lets a checkpoint say, in some versions, what is to be imported and called.
+
+    Args:
+        checkpoint: the file.
+        path: `package.module:Name` of what makes the module.
+        arguments: what to make it with; they go before the hyperparameters that the checkpoint may hold.
+        trusted: whether the file may run code, as a pickle can; else it may hold nothing but tensors and plain values.
+    """
+    contents = _read(checkpoint, trusted)
+    module = build(path, {**_hyperparameters(contents, find(path)), **arguments})
+    for hook, given in (("configure_model", ()), ("on_load_checkpoint", (contents,))):
+        if hasattr(module, hook):
+            getattr(module, hook)(*given)
+    try:
+        module.load_state_dict(contents.get("state_dict", contents))
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"`{checkpoint}`: its weights are not those of `{path}`. {error}") from error
+    return module.cpu().eval()
+
+
+def _read(checkpoint: Path, trusted: bool) -> dict[str, Any]:
+    try:
+        contents = torch.load(checkpoint, map_location="cpu", weights_only=not trusted)
+    except FileNotFoundError as error:
+        raise ValueError(f"`{checkpoint}`: there is no such file.") from error
+    except Exception as error:  # torch has many kinds for what is no checkpoint
+        refused = re.search(r"GLOBAL\s(\S+)", str(error))
+        if refused is not None:
+            raise ValueError(
+                f"`{checkpoint}`: it holds more than tensors and plain values: {refused[1]}. To load that is to run "
+                "what the file says. If you trust it, add `--unsafe`."
+            ) from error
+        raise ValueError(f"`{checkpoint}`: this is no checkpoint that torch can read.") from error
+    if not isinstance(contents, dict):
+        raise ValueError(f"`{checkpoint}`: expected weights by name, but it holds {type(contents).__name__!r}.")
+    return contents
+
+
+def _hyperparameters(contents: Mapping[str, Any], maker: Any) -> dict[str, Any]:
+    """Of what a LightningModule was made with, what its `__init__` takes."""
+    saved = dict(contents.get("hyper_parameters", {}))
+    if not saved or not callable(maker):
+        return {}
+    taken = _signature(maker).parameters
+    whole = str(contents.get("hparams_name"))
+    if whole in taken and whole != "kwargs":
+        return {whole: saved}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    return {name: value for name, value in saved.items() if name in taken or (takes_all and not name.startswith("_"))}
+
+
+def load_images(
+    paths: Sequence[Path],
+    *,
+    channels: int = 3,
+    size: Sequence[int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Tensor:
+    """Pictures as a network wants them, `(N, C, H, W)`: from 0 to 1, then normalised.
+
+    Args:
+        paths: the files.
+        channels: 3 for colours, 1 for grey.
+        size: height and width to bring them to; None: as they are.
+        mean: for each channel, or one for all.
+        std: for each channel, or one for all.
+    """
+    pictures = [_picture(path, channels, size) for path in paths]
+    sizes = {tuple(picture.shape) for picture in pictures}
+    if len(sizes) > 1:
+        seen = ", ".join(f"{height}x{width}" for _, height, width in sorted(sizes))
+        raise ValueError(f"`--size`: the images differ in size ({seen}), so it is needed: HEIGHTxWIDTH.")
+    shift, scale = (torch.tensor(values).reshape(-1, 1, 1) for values in (mean or [0.0], std or [1.0]))
+    return (torch.stack(pictures) - shift) / scale
+
+
+def _picture(path: Path, channels: int, size: Sequence[int] | None) -> Tensor:
+    try:
+        with Image.open(path) as file:
+            image = file.convert("RGB" if channels == 3 else "L")
+    except FileNotFoundError as error:
+        raise ValueError(f"`{path}`: there is no such file.") from error
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"`{path}`: this is no image that Pillow can read.") from error
+    if size is not None:
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    values = torch.from_numpy(np.array(image, np.float32) / 255.0)
+    return values.reshape(*values.shape[:2], -1).permute(2, 0, 1)
