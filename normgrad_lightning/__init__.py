@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from normgrad_lightning.passes import grad_cam_maps as grad_cam_maps
     from normgrad_lightning.passes import order0_maps as order0_maps
     from normgrad_lightning.passes import select_layers as select_layers
+    from normgrad_lightning.show import log_maps as log_maps
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ _HOMES = {
     "NormGrad": "capture",
     "NormGradCallback": "callback",
     "grad_cam_maps": "passes",
+    "log_maps": "show",
     "order0_maps": "passes",
     "order1_maps": "order1",
     "select_layers": "passes",
@@ -31,6 +33,7 @@ __all__ = [
     "NormGradCallback",
     "functional",
     "grad_cam_maps",
+    "log_maps",
     "order0_maps",
     "order1_maps",
     "select_layers",

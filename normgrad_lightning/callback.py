@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +28,7 @@ from normgrad_lightning.isolation import CAN_RUN_EAGERLY
 from normgrad_lightning.layers import AUTO, TARGETS, check_spec, compiled_layers, is_compiled
 from normgrad_lightning.loggers import PanelWriter, panel_writers
 from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
-from normgrad_lightning.panels import Look
+from normgrad_lightning.panels import Look, numbered
 from normgrad_lightning.passes import NothingToRead, order0_maps, trained_layers
 from normgrad_lightning.render import Panel
 from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss, scale_of
@@ -193,7 +193,7 @@ class NormGradCallback(Callback):
         self._warned: set[str] = set()
         self._random = random.Random(RANDOM_SEED)
         self._saw_backward = False
-        self._numbers: dict[str, int] = {}
+        self._names: list[str] = []
 
     @property
     def state_key(self) -> str:
@@ -428,7 +428,7 @@ class NormGradCallback(Callback):
         if self._order1 is None:
             return False
         maps, images, layers, _ = self._order1  # order 0 tells of the problems
-        self._numbers = {**{name: number for number, name in enumerate(layers)}, **self._numbers}
+        self._names = list(dict.fromkeys([*self._names, *layers]))
         chosen = None if self.per_image else self._chosen
         self.order1 = {kind: {name: _rows(m, chosen) for name, m in of.items()} for kind, of in maps.items()}
         self.order1_inputs = _pick(images, chosen)
@@ -448,7 +448,7 @@ class NormGradCallback(Callback):
 
     def _take_maps(self, recorder: NormGrad, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Read the recorder into `maps` and `inputs`; False if there is nothing to show."""
-        self._numbers = {name: number for number, name in enumerate(recorder.layers)}
+        self._names = recorder.layers
         maps = {name: _scaled(m.cpu(), self._loss_scale) for name, m in recorder.latest_maps().items()}
         totals = {name: float(m.sum()) for name, m in maps.items()}
         if not recorder.has_run and self._saw_backward:
@@ -512,7 +512,7 @@ class NormGradCallback(Callback):
         how = " (auto)" if self.layers == AUTO else ""
         if self._watch is not None and self._watch.rehearses:
             how += ", in a pass of its own for each event, as the model is compiled"
-        self._say(trainer, f"NormGrad reads {', '.join(self._numbers)}{how}; {panels}.{self._about_order1()}")
+        self._say(trainer, f"NormGrad reads {', '.join(self._names)}{how}; {panels}.{self._about_order1()}")
 
     def _say(self, trainer: Trainer, sentence: str) -> None:
         """Say it once, on rank 0, where Lightning says such things."""
@@ -542,16 +542,13 @@ class NormGradCallback(Callback):
     def _panels(self, order0: bool) -> Iterator[Panel]:
         at = "" if self.target == "output" else f"_{self.target}"
         if order0:
-            yield from self._tagged(f"normgrad_order0{at}", self._look.panels(self.maps, self._inputs_of))
+            panels = self._look.panels(self.maps, self._inputs_of)
+            yield from numbered(f"normgrad_order0{at}", panels, self._names)
         if self._order1 is not None:
             of = "" if self.per_image else "_batch"
             for kind, maps in self.order1.items():
                 panels = self._look.panels(maps, dict.fromkeys(maps, self.order1_inputs), signed=kind == "contrast")
-                yield from self._tagged(f"normgrad_{kind}{at}{of}", panels)
-
-    def _tagged(self, group: str, panels: Iterable[Panel]) -> Iterator[Panel]:
-        for panel in panels:
-            yield panel._replace(tag=f"{group}/{self._numbers[panel.tag]:02d}_{panel.tag}")
+                yield from numbered(f"normgrad_{kind}{at}{of}", panels, self._names)
 
     @contextmanager
     def _guard(self, doing: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:

@@ -82,7 +82,7 @@ def _largest_file() -> int | None:
 
 
 class TensorBoardPanels:
-    """Writes panels to the event file of a ``TensorBoardLogger``, on rank 0."""
+    """Writes panels to the event file of a ``TensorBoardLogger``, on rank 0, or of torch's ``SummaryWriter``."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
@@ -90,7 +90,7 @@ class TensorBoardPanels:
 
     def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
         """Write the JPEGs as they are, as image summaries."""
-        writer = self._logger.experiment._get_file_writer()
+        writer = getattr(self._logger, "experiment", self._logger)._get_file_writer()
         size = _size(panels)
         check_room(self._logger.log_dir, size)
         check_file(writer.event_writer._file_name, size)
@@ -222,6 +222,7 @@ def _check_room_of(logger: Any, panels: Iterable[Panel]) -> None:
 
 WRITERS: dict[str, Callable[[Any], PanelWriter]] = {
     "TensorBoardLogger": TensorBoardPanels,
+    "SummaryWriter": TensorBoardPanels,
     "WandbLogger": WandbPanels,
     "MLFlowLogger": MLFlowPanels,
     "CometLogger": CometPanels,

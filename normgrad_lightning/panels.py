@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from normgrad_lightning.checks import check_choice, check_normalisation, check_opacity, check_whole
 from normgrad_lightning.render import SCALES, SIGNED_COLORMAP, Panel, Sheet, check_colormap, input_tiles, jpeg
 
-Numbers = float | Sequence[float] | None
+Numbers: TypeAlias = float | Sequence[float] | None
 
 
 class Look:
@@ -52,3 +52,10 @@ class Look:
             finest = max(maps.values(), key=Tensor.numel)
             return input_tiles(torch.zeros_like(finest).unsqueeze(1).numpy(), tile_size=self._tile_size)
         return input_tiles(inputs.float().numpy(), mean=self._mean, std=self._std, tile_size=self._tile_size)
+
+
+def numbered(group: str, panels: Iterable[Panel], layers: Iterable[str]) -> Iterator[Panel]:
+    """Panels under the tags that they are logged with: their layer's name, and its number, which keeps the order."""
+    numbers = {layer: number for number, layer in enumerate(layers)}
+    for panel in panels:
+        yield panel._replace(tag=f"{group}/{numbers[panel.tag]:02d}_{panel.tag}")

@@ -168,7 +168,7 @@ class Lit(pl.LightningModule):
         return self.net(batch[0]).square().sum()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
-assert not issubclass(NormGradCallback, pl.Callback)
+assert issubclass(NormGradCallback, pl.Callback)
 callback = NormGradCallback(on_error="raise")
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 3, 8, 8)), batch_size=2)
 pl.Trainer(max_epochs=1, callbacks=[callback], default_root_dir=sys.argv[1], enable_progress_bar=False).fit(Lit(), data)

@@ -1,5 +1,6 @@
-"""The demo as a user runs it, whole."""
+"""The examples as a user runs them, whole."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from run_script import run_python, shown
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -59,3 +61,46 @@ def test_two_objects_are_measured_at_every_depth(tmp_path):
         assert abs(figures[0] - 50) < 3
     assert rows[-1][1:4] == ("50.0", "50.0", "50.0")  # before an average pool, order 0 cannot see the label
     assert Image.open(tmp_path / "out" / "helps_and_hurts.png").width > 900
+
+
+@pytest.mark.slow
+def test_a_loop_of_fabric_has_maps(tmp_path):
+    done = run_python(tmp_path, EXAMPLES / "04_fabric.py")
+    layers = ["00_stem.2", "01_stage1", "02_stage2", "03_stage3"]
+    assert shown(tmp_path) == {f"normgrad_order0/{layer}": [0, 20, 40, 60, 80] for layer in layers}
+    assert done.stdout.count("loss") == 5
+
+
+@pytest.mark.slow
+def test_a_plain_loop_has_maps_of_order_0_and_1(tmp_path):
+    run_python(tmp_path, EXAMPLES / "05_plain_loop.py")
+    layers = ["00_stem.2", "01_stage1", "02_stage2", "03_stage3"]
+    tags = [f"normgrad_{kind}/{layer}" for kind in ("order0", "contrast") for layer in layers]
+    assert shown(tmp_path) == {tag: [0, 20, 40, 60, 80] for tag in tags}
+
+
+HUGGING_FACE = """
+import runpy, sys, torch
+sys.path.insert(0, sys.argv[1])
+example = runpy.run_path(sys.argv[1] + "/06_hugging_face.py")
+plain, watched = (example["train"](c).state_dict() for c in ([], [example["NormGradHFCallback"](every_n_steps=20)]))
+assert all(torch.equal(plain[name], watched[name]) for name in plain)
+print("the same weights")
+"""
+
+
+@pytest.mark.extras
+def test_hugging_faces_trainer_has_maps_and_the_same_weights(tmp_path):
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    done = run_python(tmp_path, "-c", HUGGING_FACE, EXAMPLES)
+    assert "the same weights" in done.stdout
+    panels = shown(tmp_path)
+    assert len(panels) == 5
+    assert {tuple(steps) for steps in panels.values()} == {(0, 20, 40, 60, 80)}
+
+
+def test_the_hugging_face_callback_is_short():
+    source = (EXAMPLES / "06_hugging_face.py").read_text()
+    (callback,) = re.findall(r"^class NormGradHFCallback.*?(?=^class )", source, flags=re.MULTILINE | re.DOTALL)
+    assert len(callback.strip().splitlines()) < 60

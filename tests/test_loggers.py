@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from types import SimpleNamespace
 
 import lightning.pytorch.loggers as new_loggers
 import numpy as np
@@ -19,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from normgrad_lightning.loggers import WRITERS, FilePanels, TensorBoardPanels, panel_writers
+from normgrad_lightning.loggers import WRITERS, FilePanels, MLFlowPanels, TensorBoardPanels, panel_writers
 from normgrad_lightning.records import record
 from normgrad_lightning.render import Panel, Sheet, input_tiles, jpeg
 
@@ -181,7 +180,7 @@ def test_loggers_are_known_by_the_names_of_their_classes_and_left_alone(name, tm
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", sorted(WRITERS.keys() - {"TensorBoardLogger"}))
+@pytest.mark.parametrize("name", sorted(WRITERS.keys() - {"TensorBoardLogger", "SummaryWriter"}))
 def test_the_last_of_a_disk_is_left_to_the_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**30, free=10 * 2**20))
     logger = type(name, (Untouched,), {"log_dir": str(tmp_path)})()

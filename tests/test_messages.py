@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
 import normgrad_lightning
-from normgrad_lightning import NormGrad, NormGradCallback, functional, order0_maps, order1_maps, select_layers
+from normgrad_lightning import NormGrad, NormGradCallback, functional, log_maps, order0_maps, order1_maps, select_layers
 from normgrad_lightning.batches import CannotSlice, single_images
 from normgrad_lightning.command import main
 from normgrad_lightning.explain import explain
@@ -379,6 +379,11 @@ def train_beside_others(here: Here) -> None:
         here.train(Lit(step=talking), trainer={"strategy": strategy}, per_image=False, **ORDER1)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def explain_with_two_labels(here: Here) -> None:
+    files = [str(here.saved({})), str(here.drawn("a.png", (4, 4)))]
+    main(["explain", *files, "--module", "torch.nn:ReLU", "--label", "1", "2", "--traceback"])
 
 
 def train_with_warnings_as_errors(here: Here) -> None:
@@ -886,6 +891,11 @@ CASES: dict[str, Case] = {
         lambda here: here.train(trainer={"logger": OwnLogger()}),
         "NormGrad writes its panels to …/normgrad, for it cannot give images to OwnLogger.",
     ),
+    "log_maps: no logger": error(
+        lambda _: log_maps(None, {}, None, 0),
+        "`logger`: expected a logger of Lightning or Fabric that takes images, a `SummaryWriter` or the name of a "
+        "folder, but got 'NoneType'.",
+    ),
     # The environment
     "environment: neither on nor off": error(
         lambda here: here.asked("maybe").train(),
@@ -1013,9 +1023,7 @@ CASES: dict[str, Case] = {
         "`--label`: expected a number from 0 to 4, as the model knows 5 classes, but got 5.",
     ),
     "command: another number of labels": error(
-        lambda here: main(
-            f"explain {here.saved({})} {here.drawn('a.png', (4, 4))} --module a:b --label 1 2 --traceback".split()
-        ),
+        explain_with_two_labels,
         "`--label`: expected one, or 1 for as many images, but got 2.",
     ),
     # While training

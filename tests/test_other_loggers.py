@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-pytestmark = pytest.mark.loggers
+pytestmark = pytest.mark.extras
 
 SCRIPT = """
 import contextlib, importlib, json, os, sys, warnings

@@ -13,7 +13,7 @@ PACKAGE = Path(normgrad_lightning.__file__).parent
 
 # What each module may import of the package. Nothing else, so that no arrow is ever turned round.
 ARROWS = {
-    "__init__": {"functional", "callback", "capture", "order1", "passes"},
+    "__init__": {"functional", "callback", "capture", "order1", "passes", "show"},
     "windows": {"checks"},
     "products": {"windows"},
     "functional": {"products", "windows"},
@@ -26,6 +26,7 @@ ARROWS = {
     "explain": {"order1", "passes"},
     "layer_table": {"hooks", "isolation", "layers", "passes", "scout"},
     "sheet": {"render"},
+    "show": {"checks", "loggers", "panels"},
     "hooks": set(),
     "isolation": set(),
     "batches": set(),
@@ -70,6 +71,7 @@ OUTSIDE = {
     "explain": {"torch"},
     "layer_table": {"torch"},
     "sheet": {"numpy", "PIL"},
+    "show": {"torch"},
     "hooks": {"torch"},
     "isolation": {"torch", "numpy"},
     "batches": {"torch", "numpy"},

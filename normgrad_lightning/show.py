@@ -1,0 +1,70 @@
+"""Maps of a loop of one's own, drawn and logged as the callback does it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from normgrad_lightning.checks import check_flag, check_whole
+from normgrad_lightning.loggers import FilePanels, PanelWriter, panel_writers
+from normgrad_lightning.panels import Look, Numbers, numbered
+
+
+def log_maps(
+    logger: Any,
+    maps: Mapping[str, Tensor],
+    images: Tensor | None,
+    step: int,
+    *,
+    tag: str = "normgrad_order0",
+    signed: bool = False,
+    mean: Numbers = None,
+    std: Numbers = None,
+    colormap: str = "inferno",
+    opacity: float = 0.6,
+    scale: str = "image",
+    tile_size: int = 128,
+) -> None:
+    """Draw the maps of each layer over the images that they belong to, and log the panels.
+
+    Args:
+        logger: a logger of Lightning or Fabric, torch's `SummaryWriter`, or the name of a folder for files.
+        maps: `(N, *S)` of each layer, in the order of the network: `recorder.maps`.
+        images: `(N, C, *S)`, as the network saw them: `recorder.images`, or those of the batch; None: grey.
+        step: of the training.
+        tag: what they are logged under: `tag/03_layer`.
+        signed: whether they are contrast, or other maps whose zero means something.
+        mean: see `NormGradCallback`, as for the rest.
+        std: see there.
+        colormap: see there.
+        opacity: see there.
+        scale: see there.
+        tile_size: see there.
+
+    Raises:
+        ValueError: a wrong value, or something that is no logger.
+    """
+    check_whole("step", step, 0)
+    check_flag("signed", signed)
+    look = Look(mean=mean, std=std, colormap=colormap, opacity=opacity, scale=scale, tile_size=tile_size)
+    writer = _writer(logger)
+    on_cpu = {name: m.detach().cpu() for name, m in maps.items()}
+    count = max(map(len, on_cpu.values()), default=0)
+    inputs = None if images is None else images[:count].detach().cpu()
+    panels = look.panels(on_cpu, dict.fromkeys(on_cpu, inputs), signed=signed)
+    writer.log_panels(step, list(numbered(tag, panels, on_cpu)))
+
+
+def _writer(logger: Any) -> PanelWriter:
+    if isinstance(logger, str | os.PathLike):
+        return FilePanels(logger)
+    writers, notes = panel_writers([logger], os.curdir)
+    if notes or not writers:
+        raise ValueError(
+            "`logger`: expected a logger of Lightning or Fabric that takes images, a `SummaryWriter` or the name of a "
+            f"folder, but got {type(logger).__name__!r}."
+        )
+    return writers[0]
