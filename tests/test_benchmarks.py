@@ -87,6 +87,15 @@ def test_compile_counts_graphs_and_breaks(tmp_path):
     assert "1 graph(s) with 0 break(s) in plain steps, 1 with 0 in all." in text
 
 
+def test_startup_compares_with_a_machine_that_has_us_not(tmp_path):
+    text, figures = run("startup", tmp_path)
+    of = figures["variants"]
+    assert list(of) == ["absent", "unset", "off", "on"]
+    assert of["absent"]["more_ms"]["median"] == 0
+    assert of["on"]["more_ms"]["low"] > of["unset"]["more_ms"]["high"]  # that one does import us
+    assert f"| `NORMGRAD=0` | {of['off']['trainer_ms']['median']:.1f} (" in text
+
+
 def test_the_tables_in_the_readme_are_those_of_the_kept_figures(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import all as benchmarks

@@ -96,7 +96,7 @@ def test_hugging_faces_trainer_has_maps_and_the_same_weights(tmp_path):
     done = run_python(tmp_path, "-c", HUGGING_FACE, EXAMPLES)
     assert "the same weights" in done.stdout
     panels = shown(tmp_path)
-    assert len(panels) == 5
+    assert len(panels) == 4
     assert {tuple(steps) for steps in panels.values()} == {(0, 20, 40, 60, 80)}
 
 

@@ -127,6 +127,19 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not heavy & modules_after("import normgrad_lightning; dir(normgrad_lightning)")
 
 
+def test_nothing_heavy_is_imported_until_a_name_is_used():
+    def imported(code):
+        command = [sys.executable, "-X", "importtime", "-c", code]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+        return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines if line.startswith("import time:")}
+
+    heavy = {"torch", "numpy", "pytorch_lightning", "lightning", "tensorboard"}
+    assert "normgrad_lightning" in imported("import normgrad_lightning")
+    assert not heavy & imported("import normgrad_lightning")
+    assert heavy & imported("import normgrad_lightning; normgrad_lightning.NormGrad") == {"torch", "numpy"}
+    assert {"pytorch_lightning", "lightning"} <= imported("from normgrad_lightning import NormGradCallback")
+
+
 def test_the_parts_without_lightning_do_not_load_it():
     loaded = modules_after("from normgrad_lightning import NormGrad, order0_maps, select_layers, functional")
     assert "torch" in loaded

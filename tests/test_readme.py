@@ -5,13 +5,19 @@ import inspect
 import re
 from pathlib import Path
 
+import hydra
 import pytest
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 import works_with
+import yaml
+from jsonargparse import ArgumentParser
 from networks import ResNet, batch
+from omegaconf import OmegaConf
 
-from normgrad_lightning import NormGradCallback, callback, capture, order1
+from normgrad_lightning import NormGradCallback, callback, capture, command, order1
+from normgrad_lightning.command import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -54,6 +60,45 @@ def test_order_1_of_given_images_runs_as_written():
     exec(snippet("order1_maps("), world)
     assert list(world["contrast"]) == ["stage1", "stage2", "stage3"]
     assert all(m.min() < 0 < m.max() for m in world["contrast"].values())
+
+
+def configs():
+    return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)]
+
+
+def test_its_config_files_make_the_callback():
+    lightning_cli, hydra_config = configs()
+    (in_cli,) = lightning_cli["trainer"]["callbacks"]
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(pl.Callback, "callback")
+    made = parser.instantiate(parser.parse_object({"callback": in_cli})).callback
+    cfg = OmegaConf.create(hydra_config)
+    world = {"hydra": hydra, "cfg": cfg}
+    exec(snippet("hydra.utils.instantiate"), world)
+    for one in (made, *world["callbacks"]):
+        assert isinstance(one, NormGradCallback)
+        assert (one.layers, one.every_n_steps) == (["net.layer1", "net.layer4"], 50)
+
+
+def test_its_variables_are_flags(monkeypatch):
+    told = set(re.findall(r"NORMGRAD_([A-Z0-9_]+)=", README))
+    assert {"LAYERS", "SCALE", "EVERY_N_STEPS", "ORDER1_EVERY_N_STEPS"} <= told
+    assert {name.lower() for name in told} <= set(inspect.signature(NormGradCallback).parameters)
+
+
+def test_its_list_of_layers_is_what_the_command_prints(capsys):
+    told = re.search(r"\$ normgrad-lightning (layers .*?)\n(.*?)```", README, flags=re.DOTALL)
+    assert main(told[1].split()) == 0
+    printed = capsys.readouterr().out
+    for part in told[2].split("...\n"):
+        assert part in printed
+
+
+def test_its_other_command_is_one_that_the_parser_takes():
+    (told,) = re.findall(r"^normgrad-lightning (explain .*)$", README, flags=re.MULTILINE)
+    options = command._parser().parse_args(told.split())
+    assert [str(path) for path in options.images] == ["cat.png", "dog.png"]
+    assert (options.label, options.size) == ([3, 5], [224, 224])
 
 
 @pytest.mark.parametrize("module", [callback, capture, order1])

@@ -21,6 +21,7 @@ import memory
 import order1
 import overhead
 import peers
+import startup
 from harness import FIGURES, Figures, judged, spread, table
 
 HERE = Path(__file__).parent
@@ -33,6 +34,7 @@ OPTIONS = {
     "scaling": ["--picture", "examples/pictures/scaling.png"],
     "log": [],
     "compile": [],
+    "startup": [],
 }
 
 
@@ -58,7 +60,7 @@ def block(name: str) -> str:
 
 def summary() -> str:
     """What was promised, and the worst that was measured of it."""
-    rows = [*of_steps(), of_memory(), of_an_event(), *of_peers(), *of_order1(), of_compiled()]
+    rows = [*of_steps(), of_memory(), of_an_event(), *of_peers(), *of_order1(), of_compiled(), of_startup()]
     return table(["", "measured, at worst", "promised"], rows)
 
 
@@ -128,6 +130,15 @@ def of_compiled() -> list[str]:
     breaks = kept("compile")["compiled"]["all"]["breaks"]
     text = judged(f"{spread(figure, 3)}, {breaks} graph breaks", figure["median"] + breaks, 1.005)
     return ["compiled step ÷ plain step: attached, no event", text, "≤ 1.005"]
+
+
+def of_startup() -> list[str]:
+    """The entry point of every Trainer."""
+    of = kept("startup")["variants"]
+    name = max(("unset", "off"), key=lambda name: of[name]["more_ms"]["median"])
+    figure, limit = of[name]["more_ms"], startup.LIMIT
+    text = judged(f"{spread(figure, 1, ' ms')}, {startup.VARIANTS[name]}", figure["median"], limit)
+    return ["`Trainer()` with our entry point, not switched on − without it", text, f"≤ {limit:g} ms"]
 
 
 def rewritten(readme: str) -> str:
