@@ -99,7 +99,26 @@ class TensorBoardPanels:
             writer.flush()
 
 
-class WandbPanels:
+class _RunPanels:
+    """Logs panels to the run of a logger, if there is room for them in its folder."""
+
+    where: str
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+        """Log them; see ``_log``."""
+        folder = _local_dir(self._logger)
+        if folder is not None:
+            check_room(folder, _size(panels))
+        self._log(step, panels)
+
+    def _log(self, step: int, panels: Sequence[Panel]) -> None:
+        raise NotImplementedError
+
+
+class WandbPanels(_RunPanels):
     """Logs panels to the run of a ``WandbLogger``, those of an event in one row.
 
     They go through ``log_metrics``, as in the logger's own ``log_image``: the row has ``trainer/global_step``, which is
@@ -108,12 +127,8 @@ class WandbPanels:
 
     where = "W&B"
 
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+    def _log(self, step: int, panels: Sequence[Panel]) -> None:
         """Log the JPEGs as they are; W&B copies them to the folder of the run before it returns."""
-        _check_room_of(self._logger, panels)
         import wandb  # type: ignore[import, unused-ignore]
 
         with TemporaryDirectory() as folder:
@@ -125,17 +140,13 @@ class WandbPanels:
             self._logger.log_metrics(images, step)
 
 
-class MLFlowPanels:
+class MLFlowPanels(_RunPanels):
     """Logs panels to the run of an ``MLFlowLogger``, which keeps them as PNGs with thumbnails."""
 
     where = "MLflow"
 
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+    def _log(self, step: int, panels: Sequence[Panel]) -> None:
         """Log the pictures as time-stepped images."""
-        _check_room_of(self._logger, panels)
         client, run_id = self._logger.experiment, self._logger.run_id
         for panel in panels:
             client.log_image(run_id, _decoded(panel), key=self._key(panel.tag), step=step)
@@ -148,7 +159,7 @@ class MLFlowPanels:
         return re.sub(r"[^\w./-]" if reads_slashes else r"[^\w.-]", "_", tag, flags=re.ASCII)
 
 
-class CometPanels:
+class CometPanels(_RunPanels):
     """Logs panels to the experiment of a ``CometLogger``.
 
     Names end in ``.jpg``, else Comet would take what follows the last dot of a layer's name for the kind of file.
@@ -156,27 +167,19 @@ class CometPanels:
 
     where = "Comet"
 
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+    def _log(self, step: int, panels: Sequence[Panel]) -> None:
         """Log the JPEGs as they are; Comet copies them before it returns, and uploads them later."""
-        _check_room_of(self._logger, panels)
         for panel in panels:
             self._logger.experiment.log_image(io.BytesIO(panel.jpeg), name=f"{panel.tag}.jpg", step=step)
 
 
-class AimPanels:
+class AimPanels(_RunPanels):
     """Tracks panels in the run of an ``AimLogger``."""
 
     where = "Aim"
 
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
+    def _log(self, step: int, panels: Sequence[Panel]) -> None:
         """Track the pictures as JPEGs of the quality that they have."""
-        _check_room_of(self._logger, panels)
         from aim import Image as AimImage  # type: ignore[import, attr-defined, unused-ignore]
 
         for panel in panels:
@@ -211,13 +214,6 @@ class FilePanels:
 
 def _size(panels: Iterable[Panel]) -> int:
     return sum(len(panel.jpeg) for panel in panels)
-
-
-def _check_room_of(logger: Any, panels: Iterable[Panel]) -> None:
-    """Raise an OSError if the panels would leave too little room in the logger's folder, if it names one."""
-    folder = _local_dir(logger)
-    if folder is not None:
-        check_room(folder, _size(panels))
 
 
 WRITERS: dict[str, Callable[[Any], PanelWriter]] = {

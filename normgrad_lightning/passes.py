@@ -79,14 +79,8 @@ def order0_maps(
     Returns:
         The map `(N, *S)` of each layer, in the order of the network.
     """
-    check_model(model)
-    check_spec(layers)
-    options: dict[str, Any] = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
-    if layers == AUTO:
-        layers = auto_layers(model, loss_fn, batch, **options)
-    with own_pass():
-        recorder = NormGrad(model, match_layers(model, layers, target), **options)
-        return _maps(recorder, model, loss_fn, batch, target)
+    options = {"target": target, "token_grid": token_grid, "channels_last": channels_last}
+    return _maps(NormGrad, model, loss_fn, batch, layers, **options)
 
 
 def grad_cam_maps(
@@ -111,13 +105,8 @@ def grad_cam_maps(
     Returns:
         The map `(N, *S)` of each layer, in the order of the network.
     """
-    check_model(model)
-    check_spec(layers)
-    options: dict[str, Any] = {"target": "output", "token_grid": token_grid, "channels_last": channels_last}
-    if layers == AUTO:
-        layers = auto_layers(model, score_fn, batch, **options)
-    with own_pass():
-        return _maps(_GradCam(model, match_layers(model, layers), **options), model, score_fn, batch, "output")
+    options = {"target": "output", "token_grid": token_grid, "channels_last": channels_last}
+    return _maps(_GradCam, model, score_fn, batch, layers, **options)
 
 
 class _GradCam(NormGrad):
@@ -128,8 +117,21 @@ class _GradCam(NormGrad):
         return lambda g: grad_cam(kept, point.view(g))
 
 
-def _maps(recorder: NormGrad, model: nn.Module, loss_fn: LossFunction, batch: Any, target: str) -> dict[str, Tensor]:
-    """What the recorder makes of one pass, which asks for gradients at its layers alone."""
+def _maps(
+    kind: type[NormGrad],
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    layers: str | Sequence[str],
+    *,
+    target: Any,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """What a recorder of this kind makes of one pass, which asks for gradients at its layers alone."""
+    check_model(model)
+    check_spec(layers)
+    if layers == AUTO:
+        layers = auto_layers(model, loss_fn, batch, target=target, **options)
     roots: list[Tensor] = []
 
     def loss_and_backward(stand_in: nn.Module) -> None:
@@ -138,11 +140,12 @@ def _maps(recorder: NormGrad, model: nn.Module, loss_fn: LossFunction, batch: An
         check_depends(loss, roots, loss_fn)
         torch.autograd.grad(loss, roots, allow_unused=True)
 
-    known = named_layers(model)
-    layers = [known[name] for name in recorder.layers]
-    with torch.enable_grad(), graph_roots(layers, target, roots), recorder:
-        Sandbox(model).run(loss_and_backward)
-    return recorder.maps
+    with own_pass():
+        names, known = match_layers(model, layers, target), named_layers(model)
+        recorder = kind(model, names, target=target, **options)
+        with torch.enable_grad(), graph_roots([known[name] for name in names], target, roots), recorder:
+            Sandbox(model).run(loss_and_backward)
+        return recorder.maps
 
 
 def check_scalar(loss: object) -> None:
