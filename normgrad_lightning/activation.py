@@ -5,10 +5,10 @@ Every Trainer calls `callbacks` through an entry point, so nothing is imported h
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from normgrad_lightning.environment import SWITCH, switch, variable, variables
+from normgrad_lightning.telling import warn
 
 if TYPE_CHECKING:
     from normgrad_lightning.ambient import AmbientCallback
@@ -18,10 +18,15 @@ def callbacks() -> list[AmbientCallback]:
     """The callback that the environment asks for, or none."""
     asked = switch()
     if asked:
-        from normgrad_lightning.ambient import AmbientCallback
+        try:
+            from normgrad_lightning.ambient import AmbientCallback
 
-        return [AmbientCallback()]
+            return [AmbientCallback()]
+        except ValueError:  # a flag of the user's
+            raise
+        except Exception as error:
+            warn(f"NormGrad cannot be loaded, and training goes on without: {type(error).__name__}: {error}")
     if asked is None and variables():
         names = ", ".join(map(variable, variables()))
-        warnings.warn(f"{names}: set to no effect, for {SWITCH} is not. {SWITCH}=1 shows maps.", stacklevel=2)
+        warn(f"{names}: set to no effect, for {SWITCH} is not. {SWITCH}=1 shows maps.")
     return []

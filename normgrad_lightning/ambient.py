@@ -60,7 +60,7 @@ def _naming_variables() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        sentence = str(error)
+        sentence = str(error).replace("`enabled=False`", f"`{SWITCH}=0`")
         for flag in variables():
             sentence = sentence.replace(f"`{flag}`", f"`{variable(flag)}`").replace(f"`{flag}=", f"`{variable(flag)}=")
         raise ValueError(sentence) from error

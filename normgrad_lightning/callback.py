@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -31,6 +30,7 @@ from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Setting
 from normgrad_lightning.panels import Look, numbered
 from normgrad_lightning.passes import NothingToRead, order0_maps, trained_layers
 from normgrad_lightning.render import Panel
+from normgrad_lightning.telling import warn
 from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss, scale_of
 from normgrad_lightning.watch import Live, Rehearsal, Watch, has_compiled_anything, must_rehearse
 
@@ -41,10 +41,10 @@ else:
     def _callbacks() -> Iterator[type]:
         """The `Callback` of each Lightning there is: they hold a copy each, and either may be imported after us."""
         for name in ("pytorch_lightning", "lightning.pytorch"):
-            with suppress(ImportError):
+            with suppress(Exception):  # one of the two may be broken, and nobody miss it
                 yield import_module(name).Callback
 
-    Callback = type("_Callback", tuple(_callbacks()), {})
+    Callback = type("_Callback", tuple(_callbacks()) or (import_module("pytorch_lightning").Callback,), {})
 
 Kind = Literal["order1", "adversarial", "contrast"]
 IMAGES = {
@@ -243,9 +243,10 @@ class NormGradCallback(Callback):
             self._last_event = self._last_order1 = None
         self._writers = []
         if trainer.is_global_zero:
-            self._writers, notes = panel_writers(trainer.loggers, trainer.default_root_dir)
-            for note in notes:
-                self._warn_once(note)
+            with self._guard("looking at the loggers"):
+                self._writers, notes = panel_writers(trainer.loggers, trainer.default_root_dir)
+                for note in notes:
+                    self._warn_once(note)
 
     def _is_wanted(self, trainer: Trainer) -> bool:
         """Whether to look at this run: if the flag says so, and the environment does not say no."""
@@ -509,7 +510,7 @@ class NormGradCallback(Callback):
         self._announced = True
         where = " and ".join(writer.where for writer in self._writers)
         panels = f"panels go to {where}" if where else "without a logger there are no panels, only `callback.maps`"
-        how = " (auto)" if self.layers == AUTO else ""
+        how = f"{' (auto)' if self.layers == AUTO else ''} {_every(self.every_n_steps)}"
         if self._watch is not None and self._watch.rehearses:
             how += ", in a pass of its own for each event, as the model is compiled"
         self._say(trainer, f"NormGrad reads {', '.join(self._names)}{how}; {panels}.{self._about_order1()}")
@@ -518,13 +519,14 @@ class NormGradCallback(Callback):
         """Say it once, on rank 0, where Lightning says such things."""
         if trainer.is_global_zero and sentence not in self._told:
             self._told.add(sentence)
-            log = logging.getLogger(f"{type(trainer).__module__.split('.trainer')[0]}.normgrad")
+            home = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
+            log = logging.getLogger(f"{home.split('.trainer')[0]}.normgrad")
             log.info(sentence)
 
     def _about_order1(self) -> str:
         if self.order1_every_n_steps is None:
             return ""
-        steps = "every step" if self.order1_every_n_steps == 1 else f"every {self.order1_every_n_steps} steps"
+        steps = _every(self.order1_every_n_steps)
         whose = "an inner step for each image" if self.per_image else "one inner step for the whole batch"
         return f" Order-1 maps ({', '.join(self.order1_maps)}) come {steps}, with {whose}."
 
@@ -570,15 +572,16 @@ class NormGradCallback(Callback):
         """Warn, unless this cause (by default, this sentence) was told before."""
         if (cause or sentence) not in self._warned:
             self._warned.add(cause or sentence)
-            try:
-                warnings.warn(sentence, stacklevel=2)
-            except Warning:  # warnings are errors in this run, but not ours
-                logging.getLogger(__name__).warning(sentence)
+            warn(sentence)
 
 
 def _plain(value: Any) -> Any:
     """A list of OmegaConf's, or of another config, as one of Python's; all else as it is."""
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def _is_due(step: int, every: int | None, last: int | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         options.run(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would tell of it again at its end
+        return 141
+    except SystemExit:
+        print(
+            f"normgrad-lightning {options.command}: the module ended the program. What a script does belongs under "
+            '`if __name__ == "__main__":`.',
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return 130
@@ -57,7 +68,7 @@ def _add_layers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("module", metavar="PACKAGE.MODULE:NAME", help="what makes the model: a class or a function")
     parser.add_argument(
-        "--input", type=_sizes, default=[3, 224, 224], metavar="CxHxW", help="the size of an image (3x224x224)"
+        "--input", type=_shape, default=[3, 224, 224], metavar="CxHxW", help="the size of an image (3x224x224)"
     )
     _add_common(parser)
     parser.set_defaults(run=_layers)
@@ -68,8 +79,8 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "explain",
         help="maps of a trained model for given images",
         description="Make maps of a trained model for given images, as a sheet (OUT.png) and as numbers (OUT.npz: "
-        "`kind/layer`, images × rows × columns). The loss is the module's `normgrad_loss(batch)` if it has one, else "
-        "the cross-entropy of its scores and the label.",
+        "`kind/layer`, for images, rows and columns). The loss is the module's `normgrad_loss(batch)` if it has one, "
+        "else the cross-entropy of its scores and the label.",
         epilog="example: normgrad-lightning explain last.ckpt cat.png --module train:LitModel --label 3 --size 224x224",
     )
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of Lightning, or a plain state dict")
@@ -82,11 +93,13 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--maps", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=f"{', '.join(KINDS)} (all)"
     )
     parser.add_argument("--layers", nargs="+", metavar="NAME", default=["auto"], help="names or globs (auto)")
-    parser.add_argument("--epsilon", type=float, default=5e-4, help="size of order 1's inner step (%(default)s)")
-    parser.add_argument("--size", type=_sizes, metavar="HxW", help="what to resize images to (as they are)")
+    parser.add_argument(
+        "--epsilon", type=float, default=5e-3, help="size of order 1's inner step (%(default)s, ten times the paper's)"
+    )
+    parser.add_argument("--size", type=_size, metavar="HxW", help="what to resize images to (as they are)")
     parser.add_argument("--mean", type=_numbers, metavar="M,M,M", help="what to normalise with, after 0 to 1 (nothing)")
     parser.add_argument("--std", type=_numbers, metavar="S,S,S", help="as --mean")
-    parser.add_argument("--grey", action="store_true", help="one channel instead of three")
+    parser.add_argument("--grey", action="store_true", help="one channel (as many as the first convolution takes)")
     parser.add_argument(
         "--out", type=Path, default=Path("normgrad"), help="where to write, without an ending (normgrad)"
     )
@@ -104,15 +117,27 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
 
 
-def _sizes(text: str) -> list[int]:
-    sizes = [int(size) for size in text.lower().replace("×", "x").split("x")]
-    if min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
+def _shape(text: str) -> list[int]:
+    return _sizes(text, "CHANNELSxHEIGHTxWIDTH", range(2, 5))
+
+
+def _size(text: str) -> list[int]:
+    sizes = _sizes(text, "HEIGHTxWIDTH", range(1, 3))
+    return sizes * (3 - len(sizes))
+
+
+def _sizes(text: str, expected: str, axes: range) -> list[int]:
+    parts = text.lower().replace("×", "x").split("x")
+    if len(parts) not in axes or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected {expected}, but got {text!r}")
+    return [int(part) for part in parts]
 
 
 def _numbers(text: str) -> list[float]:
-    numbers: list[float] = parse(text, Sequence[float])
+    try:
+        numbers: list[float] = parse(text, Sequence[float])
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers, separated by commas, but got {text!r}") from None
     return numbers
 
 
@@ -122,8 +147,12 @@ def _layers(options: argparse.Namespace) -> None:
     from normgrad_lightning.layer_table import as_text, layer_rows
     from normgrad_lightning.loading import arguments, build
 
-    module = build(options.module, arguments(options.arg))
-    rows = layer_rows(module, torch.rand(2, *options.input))
+    module = build(options.module, arguments(options.arg)).float().eval()
+    try:
+        rows = layer_rows(module, torch.rand(2, *options.input))
+    except Exception as error:
+        size = "x".join(map(str, options.input))
+        raise ValueError(f"`--input`: the model cannot be called with images of {size}. It says: {error}") from error
     print(as_text(rows))
     auto = [row.name for row in rows if row.auto]
     print(f"\n{len(rows)} layers; auto takes {', '.join(auto) or 'none of them: name those to be read'}")
@@ -133,23 +162,27 @@ def _explain(options: argparse.Namespace) -> None:
     import numpy as np
 
     from normgrad_lightning.explain import as_arrays, explain
-    from normgrad_lightning.loading import arguments, load_images, load_trained
+    from normgrad_lightning.loading import arguments, channels_of, load_images, load_trained
+    from normgrad_lightning.order1 import Settings
     from normgrad_lightning.sheet import explanation_sheet
 
-    look = {"mean": options.mean, "std": options.std}
-    channels = 1 if options.grey else 3
-    images = load_images(options.images, channels=channels, size=options.size, **look)
+    Settings(options.epsilon)
+    out = options.out.with_suffix("") if options.out.suffix in (".png", ".npz") else options.out
+    out.parent.mkdir(parents=True, exist_ok=True)
     module = load_trained(options.checkpoint, options.module, arguments(options.arg), trusted=options.unsafe)
+    look = {"mean": options.mean, "std": options.std}
+    channels = 1 if options.grey else channels_of(module)
+    images = load_images(options.images, channels=channels, size=options.size, **look)
     labels, captions = _labels(options, module, images)
-    layers = "auto" if options.layers == ["auto"] else options.layers
+    names = [name for text in options.layers for name in text.split(",")]
+    layers = "auto" if names == ["auto"] else names
 
     def progress(done: int) -> None:
         print(f"[{done + 1}/{len(images)}] {captions[done]}", file=sys.stderr, flush=True)
 
     maps = explain(module, images, labels, layers, options.maps, epsilon=options.epsilon, progress=progress)
     arrays = {kind: {layer: m.numpy() for layer, m in of.items()} for kind, of in maps.items()}
-    picture, numbers = (Path(f"{options.out}.{ending}") for ending in ("png", "npz"))
-    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture, numbers = (Path(f"{out}.{ending}") for ending in ("png", "npz"))
     if options.mean is None and options.std is None:
         look = {"mean": 0.0, "std": 1.0}  # as the files have them
     explanation_sheet(images.numpy(), captions, arrays, **look).save(picture)
@@ -173,6 +206,8 @@ def _labels(options: argparse.Namespace, module: object, images: Tensor) -> tupl
             raise ValueError(
                 f"`--label`: expected one, or {len(images)} for as many images, but got {len(options.label)}."
             )
+        if not all(0 <= label < 2**31 for label in options.label):
+            raise ValueError(f"`--label`: expected the numbers of classes, but got {options.label}.")
         labels = torch.tensor(options.label).expand(len(images)).clone()
         told = [str(int(label)) for label in labels]
     return labels, [f"{name}: label {label}" for name, label in zip(names, told, strict=True)]

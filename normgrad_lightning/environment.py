@@ -29,7 +29,8 @@ def switch() -> bool | None:
 def variables() -> dict[str, str]:
     """The variables of flags that are set to something, by the flag's name."""
     prefix = f"{SWITCH}_"
-    return {name[len(prefix) :].lower(): text for name, text in os.environ.items() if name.startswith(prefix) and text}
+    texts = {name: text.strip() for name, text in os.environ.items() if name.startswith(prefix)}
+    return {name[len(prefix) :].lower(): text for name, text in texts.items() if text}
 
 
 def variable(flag: str) -> str:
@@ -57,7 +58,7 @@ def _read(flag: str, text: str, kinds: Mapping[str, Any]) -> Any:
         hint = " or ".join(map(variable, near)) if len(near) == 1 else f"one of {', '.join(map(variable, near))}"
         raise ValueError(f"`{variable(flag)}`: there is no such flag. Did you mean {hint}?")
     try:
-        return parse(text.strip(), kinds[flag])
+        return parse(text, kinds[flag])
     except ValueError as error:
         raise ValueError(f"`{variable(flag)}`: expected {spoken(kinds[flag])}, but got {text!r}.") from error
 
@@ -72,7 +73,8 @@ def parse(text: str, kind: Any) -> Any:
     if origin in (Union, UnionType):
         return _first_that_fits(text, inner)
     if origin is Sequence:
-        return [parse(part.strip().strip("'\""), inner[0]) for part in text.strip("[]()").split(",")]
+        parts = (text[1:-1] if _is_bracketed(text) else text).split(",")
+        return [parse(part.strip().strip("'\""), inner[0]) for part in parts]
     if origin is Literal:
         return _choice(text, inner)
     return _READERS[kind](text)
@@ -95,12 +97,16 @@ def _first_that_fits(text: str, kinds: Sequence[Any]) -> Any:
     """Read it as a list if it looks like one, and as one value if it does not."""
     lists = [kind for kind in kinds if get_origin(kind) is Sequence]
     single = [kind for kind in kinds if kind not in lists]
-    for kind in [*lists, *single] if text.startswith("[") or "," in text else [*reversed(single), *lists]:
+    for kind in [*lists, *single] if _is_bracketed(text) or "," in text else [*reversed(single), *lists]:
         try:
             return parse(text, kind)
         except ValueError:
             continue
     raise ValueError(text)
+
+
+def _is_bracketed(text: str) -> bool:
+    return (text[:1], text[-1:]) in (("[", "]"), ("(", ")"))
 
 
 def _choice(text: str, choices: Sequence[str]) -> str:

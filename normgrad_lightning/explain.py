@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normgrad_lightning.order1 import EPSILON, Settings, run_passes
+from normgrad_lightning.layers import AUTO
 from normgrad_lightning.order1 import KINDS as ORDER1_KINDS
-from normgrad_lightning.passes import LossFunction, grad_cam_maps, order0_maps, trained_layers
+from normgrad_lightning.order1 import Settings, run_passes
+from normgrad_lightning.passes import (
+    LossFunction,
+    NothingToRead,
+    auto_layers,
+    grad_cam_maps,
+    order0_maps,
+    replayed,
+    trained_layers,
+)
 
 KINDS = ("order0", *ORDER1_KINDS, "grad_cam")
 
@@ -33,7 +43,7 @@ def explain(
     layers: str | Sequence[str],
     kinds: Sequence[str],
     *,
-    epsilon: float = EPSILON,
+    epsilon: float = 5e-3,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Maps:
     """The maps of these kinds for each image, one image after the other: none depends on those beside it.
@@ -49,7 +59,7 @@ def explain(
     """
     batches = [(images[i : i + 1], labels[i : i + 1]) for i in range(len(images))]
     loss = _normgrad_loss if hasattr(module, "normgrad_loss") else _cross_entropy
-    chosen = trained_layers(module, loss, batches[0]) if layers == "auto" else layers
+    chosen = _readable(module, loss, batches[0], layers)
     results = list[Maps]()
     for batch in batches:
         progress(len(results))
@@ -57,6 +67,22 @@ def explain(
     return {
         kind: {name: torch.cat([maps[kind][name] for maps in results]) for name in results[0][kind]} for kind in kinds
     }
+
+
+def _readable(module: nn.Module, loss: LossFunction, batch: Any, layers: str | Sequence[str]) -> list[str]:
+    """The names of the layers, of those that can be read for this image; the others are warned of."""
+    if layers == AUTO:
+        try:
+            return trained_layers(module, loss, batch)
+        except ValueError:  # all of it may be frozen
+            return auto_layers(module, loss, batch)
+    recorder = replayed(module, loss, batch, layers, training=False)
+    names, problems = list(recorder.latest_maps()), recorder.new_problems(after_backward=True)
+    if not names:
+        raise NothingToRead(f"`--layers`: {' '.join(problems)}")
+    for problem in problems:
+        warnings.warn(problem, stacklevel=3)
+    return names
 
 
 def _of_one(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normgrad_lightning.hooks import first_tensor, floating_tensors
 from normgrad_lightning.isolation import Sandbox, own_pass
 from normgrad_lightning.layers import named_layers
-from normgrad_lightning.passes import NothingToRead, trained_layers
+from normgrad_lightning.passes import trained_layers
 from normgrad_lightning.scout import Scout
 
 
@@ -55,7 +55,7 @@ def layer_rows(model: nn.Module, images: Tensor) -> list[Row]:
             for handle in handles:
                 handle.remove()
         grids = {sighting.name: sighting.layout.grid for sighting in scout.sightings}
-    auto = _auto(model, images)
+    auto = _auto(model, images) or scout.choose()
     rows = {
         name: Row(name, type(layer).__name__, shapes.get(name), grids.get(name), _weights(layer), name in auto)
         for name, layer in layers.items()
@@ -64,15 +64,15 @@ def layer_rows(model: nn.Module, images: Tensor) -> list[Row]:
 
 
 def _auto(model: nn.Module, images: Tensor) -> list[str]:
-    """What it takes in training, for a loss that depends on all that the model gives."""
+    """What it takes in training, for a loss that depends on all that the model gives; nothing, if it learns nothing."""
     try:
         return trained_layers(model, lambda stand_in, batch: _total(stand_in(batch)), images)
-    except NothingToRead:
+    except ValueError:
         return []
 
 
 def _total(output: Any) -> Tensor:
-    return torch.stack([t.float().sum() for t in floating_tensors(output)]).sum()
+    return sum((t.float().sum() for t in floating_tensors(output)), torch.zeros(()))
 
 
 def _weights(layer: nn.Module) -> int:

@@ -329,7 +329,9 @@ def _no_match(pattern: str, layers: Mapping[str, nn.Module]) -> str:
     below = [name for name in layers if name.endswith(f".{pattern}")]
     near = difflib.get_close_matches(pattern, [*layers, AUTO], n=5, cutoff=0.4)
     nearest = list(dict.fromkeys(below + near))[:5]
-    if nearest:
+    if "," in pattern:
+        hint = "Several names are a list: ['a', 'b']; [a,b] on a command line."
+    elif nearest:
         hint = f"Nearest names: {', '.join(nearest)}."
     else:
         hint = f"The first names are {', '.join(list(layers)[:5])}." if layers else "The model has no layers inside."

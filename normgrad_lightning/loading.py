@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +25,8 @@ def find(path: str) -> Any:
     Raises:
         ValueError: no such thing.
     """
-    module_name, colon, name = path.partition(":")
-    if not (colon and module_name and name):
+    module_name, _, name = path.partition(":")
+    if not re.fullmatch(r"\w+(\.\w+)*", module_name) or not name:
         raise ValueError(f"`{path}`: expected package.module:Name, such as torchvision.models:resnet18.")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -41,7 +42,8 @@ def find(path: str) -> Any:
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, [one for one in dir(found) if not one.startswith("_")])
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise ValueError(f"`{path}`: {found.__name__} has no {part!r}.{hint}")
+            whose = getattr(found, "__name__", type(found).__name__)
+            raise ValueError(f"`{path}`: {whose} has no {part!r}.{hint}")
         found = getattr(found, part)
     return found
 
@@ -63,6 +65,8 @@ def arguments(texts: Sequence[str]) -> dict[str, Any]:
 def build(path: str, arguments: Mapping[str, Any]) -> nn.Module:
     """The module that a class or a function makes of these arguments; a module is itself."""
     found = find(path)
+    if isinstance(found, nn.Module) and arguments:
+        raise ValueError(f"`--arg`: `{path}` is a module already, and takes no arguments.")
     if not callable(found) or isinstance(found, nn.Module):
         return _checked(path, found)
     try:
@@ -97,23 +101,27 @@ def load_trained(checkpoint: Path, path: str, arguments: Mapping[str, Any], *, t
         arguments: what to make it with; they go before the hyperparameters that the checkpoint may hold.
         trusted: whether the file may run code, as a pickle can; else it may hold nothing but tensors and plain values.
     """
+    maker = find(path)  # first, for what the checkpoint holds may be in the same folder
     contents = _read(checkpoint, trusted)
-    module = build(path, {**_hyperparameters(contents, find(path)), **arguments})
+    module = build(path, {**_hyperparameters(contents, maker), **arguments})
     for hook, given in (("configure_model", ()), ("on_load_checkpoint", (contents,))):
         if hasattr(module, hook):
             getattr(module, hook)(*given)
     try:
-        module.load_state_dict(contents.get("state_dict", contents))
+        module.load_state_dict(_weights(contents), strict=getattr(module, "strict_loading", True))
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"`{checkpoint}`: its weights are not those of `{path}`. {error}") from error
-    return module.cpu().eval()
+        raise ValueError(
+            f"`{checkpoint}`: its weights are not those of `{path}`. If that needs other arguments, give them by "
+            f"`--arg name=value`. {error}"
+        ) from error
+    return module.cpu().float().eval()
 
 
 def _read(checkpoint: Path, trusted: bool) -> dict[str, Any]:
+    if checkpoint.is_dir() or not checkpoint.exists():
+        raise ValueError(f"`{checkpoint}`: {'this is a folder' if checkpoint.is_dir() else 'there is no such file'}.")
     try:
         contents = torch.load(checkpoint, map_location="cpu", weights_only=not trusted)
-    except FileNotFoundError as error:
-        raise ValueError(f"`{checkpoint}`: there is no such file.") from error
     except Exception as error:  # torch has many kinds for what is no checkpoint
         refused = re.search(r"GLOBAL\s(\S+)", str(error))
         if refused is not None:
@@ -121,23 +129,45 @@ def _read(checkpoint: Path, trusted: bool) -> dict[str, Any]:
                 f"`{checkpoint}`: it holds more than tensors and plain values: {refused[1]}. To load that is to run "
                 "what the file says. If you trust it, add `--unsafe`."
             ) from error
+        if trusted and isinstance(error, ImportError | AttributeError):
+            raise
         raise ValueError(f"`{checkpoint}`: this is no checkpoint that torch can read.") from error
     if not isinstance(contents, dict):
         raise ValueError(f"`{checkpoint}`: expected weights by name, but it holds {type(contents).__name__!r}.")
     return contents
 
 
+def _weights(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Its weights by name: Lightning's, those under whatever other key, or all of it."""
+    found = [value for value in contents.values() if _are_weights(value)]
+    weights = contents.get("state_dict", found[0] if len(found) == 1 else contents)
+    return {name.replace("_orig_mod.", ""): value for name, value in weights.items()}  # as if never compiled
+
+
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(t, Tensor) for t in value.values())
+
+
 def _hyperparameters(contents: Mapping[str, Any], maker: Any) -> dict[str, Any]:
     """Of what a LightningModule was made with, what its `__init__` takes."""
-    saved = dict(contents.get("hyper_parameters", {}))
+    saved = contents.get("hyper_parameters")
     if not saved or not callable(maker):
         return {}
     taken = _signature(maker).parameters
     whole = str(contents.get("hparams_name"))
     if whole in taken and whole != "kwargs":
         return {whole: saved}
+    if not isinstance(saved, Mapping):
+        saved = vars(saved)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     return {name: value for name, value in saved.items() if name in taken or (takes_all and not name.startswith("_"))}
+
+
+def channels_of(module: nn.Module) -> int:
+    """How many channels the first convolution takes: 1, or else 3."""
+    convolutions = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
+    first = next(convolutions, None)
+    return 1 if first is not None and first.in_channels == 1 else 3
 
 
 def load_images(
@@ -157,6 +187,13 @@ def load_images(
         mean: for each channel, or one for all.
         std: for each channel, or one for all.
     """
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and not all(map(math.isfinite, values)):
+            raise ValueError(f"`--{name}`: expected finite numbers, but got {values}.")
+        if values is not None and len(values) not in (1, channels):
+            raise ValueError(f"`--{name}`: expected one number or {channels}, as the channels, but got {len(values)}.")
+    if std is not None and min(std) <= 0:
+        raise ValueError(f"`--std`: expected positive numbers, but got {min(std):g}.")
     pictures = [_picture(path, channels, size) for path in paths]
     sizes = {tuple(picture.shape) for picture in pictures}
     if len(sizes) > 1:
@@ -169,7 +206,7 @@ def load_images(
 def _picture(path: Path, channels: int, size: Sequence[int] | None) -> Tensor:
     try:
         with Image.open(path) as file:
-            image = file.convert("RGB" if channels == 3 else "L")
+            image = _of_8_bits(path, file).convert("RGB" if channels == 3 else "L")
     except FileNotFoundError as error:
         raise ValueError(f"`{path}`: there is no such file.") from error
     except (UnidentifiedImageError, OSError) as error:
@@ -178,3 +215,12 @@ def _picture(path: Path, channels: int, size: Sequence[int] | None) -> Tensor:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     values = torch.from_numpy(np.array(image, np.float32) / 255.0)
     return values.reshape(*values.shape[:2], -1).permute(2, 0, 1)
+
+
+def _of_8_bits(path: Path, image: Image.Image) -> Image.Image:
+    """The image, or one like it that Pillow can convert: it would clip what is above 255."""
+    if image.mode == "F":
+        raise ValueError(f"`{path}`: expected whole numbers for pixels, but they are floating-point.")
+    if image.mode.startswith("I"):
+        return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    return image

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -91,6 +92,8 @@ class TensorBoardPanels:
     def log_panels(self, step: int, panels: Sequence[Panel]) -> None:
         """Write the JPEGs as they are, as image summaries."""
         writer = getattr(self._logger, "experiment", self._logger)._get_file_writer()
+        if writer is None:  # not on rank 0
+            return
         size = _size(panels)
         check_room(self._logger.log_dir, size)
         check_file(writer.event_writer._file_name, size)
@@ -264,7 +267,9 @@ def _is_remote(path: str | os.PathLike[str]) -> bool:
 def _local_dir(logger: Any) -> str | None:
     """Return the first folder the logger names that is not the address of a remote store."""
     for name in ("log_dir", "save_dir"):
-        folder = getattr(logger, name, None)
+        folder = None
+        with suppress(Exception):  # a logger of the user's own, before its run has begun
+            folder = getattr(logger, name, None)
         if folder and not _is_remote(folder):
             return str(folder)
     return None

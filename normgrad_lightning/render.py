@@ -356,7 +356,7 @@ class Sheet:
             signed: As for ``scale_maps``.
         """
         if len(self._places) != len(maps):
-            raise ValueError(f"`maps`: expected {len(self._places)}, one for each tile, but got {len(maps)}.")
+            raise ValueError(f"`maps`: expected {len(self._places)}, one for each image, but got {len(maps)}.")
         planes = _plane(scale_maps(maps, scale, signed=signed))
         steps = _resized(planes, *self._greys.shape[1:])
         painted = _painted(self._greys, steps, colormap, opacity, signed)

@@ -11,7 +11,14 @@ from PIL import Image, ImageDraw, ImageFont
 from normgrad_lightning.render import SIGNED_COLORMAP, Floats, Picture, Statistic, input_tiles, overlay, scale_maps
 
 _GAP, _MARGIN, _LINE = 4, 20, 22
-_GUTTER = 92  # for the names of kinds
+_GUTTER = 132  # for the names of kinds, and what they show
+MEANINGS = {
+    "order0": "training signal",
+    "order1": "matters for training",
+    "adversarial": "would degrade",
+    "contrast": "red: order1, blue: adv.",
+    "grad_cam": "speaks for the label",
+}
 
 
 def explanation_sheet(
@@ -41,23 +48,27 @@ def explanation_sheet(
     layers = list(dict.fromkeys(layer for of in maps.values() for layer in of))
     height, width = tiles.shape[1:3]
     across, down = width + _GAP, height + _GAP
-    block = _LINE + len(maps) * down + _MARGIN
+    block = 2 * _LINE + len(maps) * down + _MARGIN
     left = _MARGIN + width + _GUTTER
-    size = left + len(layers) * across - _GAP + _MARGIN, 2 * _MARGIN + _LINE + len(tiles) * block - _GAP
+    size = left + len(layers) * across - _GAP + _MARGIN, _MARGIN + len(tiles) * block - _GAP
     sheet = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
-    for column, layer in enumerate(layers):
-        draw.text((left + column * across, _MARGIN), _fitted(layer, width, font), "dimgray", font)
+    draw, font, small = ImageDraw.Draw(sheet), ImageFont.load_default(size=13), ImageFont.load_default(size=11)
     for i, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
-        top = _MARGIN + _LINE + i * block
-        draw.text((_MARGIN, top), caption, "black", font)
-        sheet.paste(Image.fromarray(tile[..., :3]), (_MARGIN, top + _LINE))
+        top = _MARGIN + i * block + 2 * _LINE
+        draw.text((_MARGIN, top - 2 * _LINE), caption, "black", font)
+        for column, layer in enumerate(layers):
+            draw.text((left + column * across, top - _LINE), _fitted(layer, width, font), "dimgray", font)
+        sheet.paste(Image.fromarray(tile[..., :3]), (_MARGIN, top))
         for row, (kind, of_layers) in enumerate(maps.items()):
-            place = top + _LINE + row * down
-            draw.text((left - 10, place + height // 2), kind, "dimgray", font, anchor="rm")
+            place = top + row * down
+            draw.text((left - 10, place + height // 2 - 8), kind, "black", font, anchor="rm")
+            draw.text((left - 10, place + height // 2 + 8), MEANINGS.get(kind, ""), "dimgray", small, anchor="rm")
             for layer, m in of_layers.items():
+                at = left + layers.index(layer) * across, place
                 covered = _covered(tile, m[i], kind == "contrast", colormap, opacity)
-                sheet.paste(Image.fromarray(covered[..., :3]), (left + layers.index(layer) * across, place))
+                sheet.paste(Image.fromarray(covered[..., :3]), at)
+                if not m[i].any():
+                    draw.text((at[0] + width // 2, place + height // 2), "zero", "white", font, anchor="mm")
     return sheet
 
 

@@ -51,7 +51,13 @@ def log_maps(
     check_flag("signed", signed)
     look = Look(mean=mean, std=std, colormap=colormap, opacity=opacity, scale=scale, tile_size=tile_size)
     writer = _writer(logger)
-    on_cpu = {name: m.detach().cpu() for name, m in maps.items()}
+    if not isinstance(maps, Mapping) or not all(isinstance(m, Tensor) for m in maps.values()):
+        raise ValueError(f"`maps`: expected a tensor for each layer's name, but got {type(maps).__name__!r}.")
+    if images is not None and not isinstance(images, Tensor):
+        raise ValueError(f"`images`: expected a tensor or None, but got {type(images).__name__!r}.")
+    on_cpu = {name: m.detach().float().cpu() for name, m in maps.items()}
+    if not signed and any(bool((m < 0).any()) for m in on_cpu.values()):
+        raise ValueError("`maps`: expected values from 0 up, but some are negative. For contrast, set `signed=True`.")
     count = max(map(len, on_cpu.values()), default=0)
     inputs = None if images is None else images[:count].detach().cpu()
     panels = look.panels(on_cpu, dict.fromkeys(on_cpu, inputs), signed=signed)

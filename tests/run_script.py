@@ -11,12 +11,12 @@ SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
 
 
-def run(folder, command, **environment):
+def run(folder, command, shell=False, **environment):
     """Run a command in a new folder, with these variables more, and return what it was like."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NORMGRAD")}
     env = {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, env=env, shell=shell, capture_output=True, text=True)
 
 
 def run_python(folder, *arguments, **environment):

@@ -5,6 +5,7 @@ import inspect
 import logging
 import pickle
 import typing
+import warnings
 
 import lightning
 import pytest
@@ -18,13 +19,14 @@ from normgrad_lightning.activation import callbacks
 from normgrad_lightning.ambient import AmbientCallback
 
 FLAVOURS = pytest.mark.parametrize("lightning", [pytorch_lightning, lightning.pytorch], ids=lambda m: m.__name__)
-SAID = "pytorch_lightning.normgrad"
+ENTRY = ("activation", "environment", "telling")
 
 # A value of each flag that is not its default, in the ways that people write it.
 WRITTEN = {
     "enabled": [("0", False), ("False", False), ("off", False), ("yes", True), ("TRUE", True)],
     "layers": [
         ("net.layer3", "net.layer3"),
+        ("[n]et.layer3", "[n]et.layer3"),
         ("net.layer*.1", "net.layer*.1"),
         ("net.layer1, net.layer2", ["net.layer1", "net.layer2"]),
         ('["net.layer1", "net.layer2"]', ["net.layer1", "net.layer2"]),
@@ -126,8 +128,9 @@ def test_every_default_can_be_written(flag):
 
 def test_a_variable_that_is_empty_is_not_set(monkeypatch):
     monkeypatch.setenv("NORMGRAD", "1")
-    monkeypatch.setenv("NORMGRAD_LAYERS", "")
-    assert callbacks()[0].layers == "auto"
+    for empty in ("", "  "):
+        monkeypatch.setenv("NORMGRAD_LAYERS", empty)
+        assert callbacks()[0].layers == "auto"
     monkeypatch.setenv("NORMGRAD", "")
     assert callbacks() == []
 
@@ -250,7 +253,7 @@ def test_off_loads_nothing_but_the_entry_module(package, value, tmp_path):
     environ = {} if value is None else {"NORMGRAD": value}
     loaded = run_python(tmp_path, "-c", script, **environ).stdout.splitlines()[-1].split()
     own = {name for name in loaded if name.startswith("normgrad")}
-    assert own == {"normgrad_lightning", "normgrad_lightning.activation", "normgrad_lightning.environment"}
+    assert own == {"normgrad_lightning", *(f"normgrad_lightning.{name}" for name in ENTRY)}
     assert not {"cmap", "PIL", "google_crc32c", "difflib"} & set(loaded)
 
 
@@ -276,6 +279,45 @@ def test_a_bad_switch_is_told_by_a_callback_of_the_script_too(tmp_path, monkeypa
     monkeypatch.setenv("NORMGRAD", "of")
     with pytest.raises(ValueError, match="`NORMGRAD`: expected 1 or 0 in the environment, but got 'of'"):
         trainer.fit(Lit(), loader())
+
+
+# ---------------------------------------------------------------- whatever is broken, training goes on
+
+
+def test_a_broken_package_that_the_script_does_not_use(tmp_path):
+    """The other Lightning, for example: half of it uninstalled."""
+    fake = tmp_path / "fake" / "lightning"
+    fake.mkdir(parents=True)
+    fake.joinpath("__init__.py").write_text("raise RuntimeError('half of me is gone')")
+    run_python(tmp_path, SCRIPTS / "autoencoder.py", NORMGRAD="1", PYTHONPATH=str(fake.parent))
+    assert len(shown(tmp_path)) == 3
+
+
+def test_a_broken_package_that_we_need_ourselves(tmp_path):
+    fake = tmp_path / "fake" / "cmap"
+    fake.mkdir(parents=True)
+    fake.joinpath("__init__.py").write_text("raise RuntimeError('no colours today')")
+    done = run_python(tmp_path, SCRIPTS / "autoencoder.py", NORMGRAD="1", PYTHONPATH=str(fake.parent))
+    assert done.stderr.count("NormGrad cannot be loaded, and training goes on without: RuntimeError: no colours") == 1
+    assert tmp_path.joinpath("last.ckpt").exists()
+
+
+def test_a_stray_variable_where_warnings_are_errors(monkeypatch, caplog):
+    monkeypatch.setenv("NORMGRAD_LAYERS", "net.stage2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert callbacks() == []
+    assert "NORMGRAD_LAYERS: set to no effect" in caplog.text
+
+
+def test_a_trainer_of_the_users_own_is_told_where_lightning_tells(tmp_path, monkeypatch, caplog):
+    class MyTrainer(pytorch_lightning.Trainer):
+        pass
+
+    monkeypatch.setattr(pytorch_lightning, "Trainer", MyTrainer)
+    with caplog.at_level(logging.INFO):
+        fit(pytorch_lightning, tmp_path, NormGradCallback())
+    assert [r.name for r in caplog.records if "NormGrad reads" in r.getMessage()] == ["pytorch_lightning.normgrad"]
 
 
 # ---------------------------------------------------------------- scripts that know nothing of it

@@ -349,7 +349,9 @@ def test_the_layers_are_announced_once_by_name(tmp_path, caplog, monkeypatch):
     fit(lit(), [NormGradCallback(every_n_steps=1)], tmp_path)
     told = [record.getMessage() for record in caplog.records if "NormGrad" in record.getMessage()]
     assert len(told) == 1
-    assert told[0].startswith("NormGrad reads net.stage1, net.stage2, net.stage3 (auto); panels go to TensorBoard (")
+    assert told[0].startswith(
+        "NormGrad reads net.stage1, net.stage2, net.stage3 (auto) every step; panels go to TensorBoard ("
+    )
 
 
 def _hooks(module):

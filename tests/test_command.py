@@ -1,7 +1,9 @@
 """The command `normgrad-lightning`, as users type it."""
 
 import pickle
+import re
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import reference
 import torch
 import torch.nn.functional as F
 from networks import ResNet, ViT
+from omegaconf import OmegaConf
 from PIL import Image
 from run_script import BIN, SCRIPTS, run, run_python
 from torch import nn
@@ -226,7 +229,8 @@ def test_the_help_names_what_there_is(tmp_path):
         assert result.returncode == 0
         assert "usage: normgrad-lightning" in result.stdout
         assert not any(f" {name}\n" in result.stderr for name in ("torch", "numpy", "PIL", "pytorch_lightning"))
-    assert f"({EPSILON})" in result.stdout
+    assert f"({10 * EPSILON}, ten times the paper's)" in re.sub(r"\s+", " ", result.stdout)
+    assert result.stdout.isascii()
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -301,6 +305,126 @@ def test_arguments_go_before_hyperparameters(tmp_path, monkeypatch):
     assert load_trained(tmp_path / "a.ckpt", f"{__name__}:TakesAll", {"a": 2}).given == (None, {"a": 2})
 
 
+@pytest.mark.parametrize("saved", [OmegaConf.create({"a": 1}), Namespace(a=1)], ids=["OmegaConf", "Namespace"])
+def test_hyperparameters_that_are_no_plain_dict(saved, tmp_path):
+    weights = {"weight": torch.ones(1)}
+    torch.save({"state_dict": weights, "hyper_parameters": saved, "hparams_name": "hparams"}, tmp_path / "a.ckpt")
+    module = load_trained(tmp_path / "a.ckpt", f"{__name__}:TakesAll", {}, trusted=True)
+    assert module.given[0].a == 1
+    torch.save({"state_dict": weights, "hyper_parameters": saved}, tmp_path / "b.ckpt")
+    assert load_trained(tmp_path / "b.ckpt", f"{__name__}:TakesAll", {}, trusted=True).given == (None, {"a": 1})
+
+
+def test_what_a_trusted_checkpoint_holds_may_be_in_this_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("of_mine.py").write_text(
+        "import torch\nclass Settings: pass\n"
+        "class Net(torch.nn.Module):\n    def __init__(self, settings):\n        super().__init__()\n"
+        "        self.settings = settings\n        self.weight = torch.nn.Parameter(torch.zeros(1))\n"
+    )
+    save = (
+        "import torch, of_mine\nhparams = {'settings': of_mine.Settings()}\n"
+        "torch.save({'state_dict': {'weight': torch.ones(1)}, 'hyper_parameters': hparams}, 'a.ckpt')"
+    )
+    run_python(tmp_path, "-c", save)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    module = load_trained(Path("a.ckpt"), "of_mine:Net", {}, trusted=True)
+    assert type(module.settings).__name__ == "Settings"
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"model": {"weight": torch.ones(1)}, "epoch": 3},
+        {"_orig_mod.weight": torch.ones(1)},
+        {"state_dict": {"weight": torch.ones(1)}, "ema": {"weight": torch.zeros(1)}},
+        {"weight": torch.ones(1).half()},
+    ],
+)
+def test_weights_wherever_people_keep_them(contents, tmp_path):
+    torch.save(contents, tmp_path / "a.ckpt")
+    module = load_trained(tmp_path / "a.ckpt", f"{__name__}:TakesAll", {})
+    assert module.weight == 1
+    assert module.weight.dtype == torch.float32
+
+
+class Lenient(TakesAll):
+    strict_loading = False
+
+
+def test_a_module_that_is_not_strict(tmp_path):
+    torch.save({"state_dict": {"other": torch.ones(1)}}, tmp_path / "a.ckpt")
+    assert load_trained(tmp_path / "a.ckpt", f"{__name__}:Lenient", {}).weight == 0
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_pictures_of_16_bits_are_those_of_8_bits(tmp_path):
+    values = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    Image.fromarray(values).save(tmp_path / "8.png")
+    Image.fromarray(values.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    for channels in (1, 3):
+        eight, sixteen = (load_images([tmp_path / name], channels=channels) for name in ("8.png", "16.png"))
+        assert torch.equal(eight, sixteen)
+        assert torch.equal(eight[0, 0] * 255, torch.tensor(values).float())
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "CMYK", "1"])
+def test_pictures_of_every_kind(mode, tmp_path):
+    Image.new("RGB", (6, 4), (255, 255, 255)).convert(mode).save(tmp_path / "a.tif")
+    for channels in (1, 3):
+        images = load_images([tmp_path / "a.tif"], channels=channels, size=[8, 10])
+        assert images.shape == (1, channels, 8, 10)
+        assert images.min() == images.max() == 1
+
+
+# ---------------------------------------------------------------- models of every kind
+
+
+def frozen():
+    return ResNet().requires_grad_(False)
+
+
+def half():
+    return ResNet().half()
+
+
+class Detector(ResNet):
+    """Needs targets in train mode, and gives no floating-point tensor."""
+
+    def forward(self, x):
+        assert not self.training
+        return super().forward(x).argmax(1)
+
+
+@pytest.mark.parametrize("name", ["frozen", "half", "Detector"])
+def test_layers_of_every_kind_of_model(name, capsys):
+    assert main(["layers", f"{__name__}:{name}", "--input", "3x16x24", "--traceback"]) == 0
+    assert "auto takes stage1, stage2, stage3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["frozen", "half"])
+def test_explain_with_every_kind_of_model(name, tmp_path, capsys):
+    torch.save(globals()[name]().state_dict(), tmp_path / "a.pt")
+    Image.new("RGB", (16, 24), (9, 99, 199)).save(tmp_path / "a.png")
+    command = ["explain", f"{tmp_path}/a.pt", f"{tmp_path}/a.png", "--module", f"{__name__}:{name}"]
+    assert main([*command, "--out", f"{tmp_path}/maps.png", "--traceback"]) == 0
+    with np.load(tmp_path / "maps.npz") as numbers:
+        assert all(np.isfinite(numbers[f"{kind}/stage2"]).all() for kind in KINDS)
+
+
+def test_the_channels_are_those_of_the_first_convolution(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    torch.save(ResNet(channels=1).state_dict(), tmp_path / "a.pt")
+    Image.new("RGB", (16, 16), (9, 99, 199)).save(tmp_path / "a.png")
+    command = ["explain", f"{tmp_path}/a.pt", f"{tmp_path}/a.png", "--module", "networks:ResNet", "--arg", "channels=1"]
+    assert main([*command, "--out", f"{tmp_path}/maps", "--maps", "order0", "--layers", "stage1,stage2"]) == 0
+    with np.load(tmp_path / "maps.npz") as numbers:
+        assert numbers["images"].shape == (1, 1, 16, 16)
+        assert {"order0/stage1", "order0/stage2"} < set(numbers)
+
+
 # ---------------------------------------------------------------- errors (their texts are in test_messages.py)
 
 
@@ -329,6 +453,24 @@ def test_an_error_of_the_users_code_is_told_with_its_kind(capsys):
     assert said(capsys) == ["normgrad-lightning layers: RuntimeError: the user's own", "--traceback shows where."]
     with pytest.raises(RuntimeError, match="the user's own"):
         main(["layers", f"{__name__}:broken", "--traceback"])
+
+
+def ended():
+    raise SystemExit(3)
+
+
+def test_a_script_that_runs_when_it_is_imported_is_told(capsys):
+    assert main(["layers", f"{__name__}:ended"]) == 1
+    assert said(capsys) == [
+        "normgrad-lightning layers: the module ended the program. What a script does belongs under "
+        '`if __name__ == "__main__":`.'
+    ]
+
+
+def test_a_pipe_that_closes_is_no_error(tmp_path):
+    result = run(tmp_path, f"{COMMAND} layers torchvision.models:resnet18 --input 3x32x32 | head -n 1", shell=True)
+    assert result.stdout.split()[0] == "layer"
+    assert result.stderr == ""
 
 
 def interrupted():

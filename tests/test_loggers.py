@@ -275,3 +275,25 @@ def test_import_takes_neither_torch_nor_lightning_nor_any_logger():
 def test_mlflow_gets_names_that_it_can_read_back(version, key, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(__version__=version))
     assert MLFlowPanels(None)._key("normgrad_order0/03_größe.1") == key
+
+
+class Unready(Folderless):
+    """Knows its folder only when its run has begun."""
+
+    @property
+    def log_dir(self):
+        raise KeyError("the run has not begun")
+
+
+def test_a_logger_that_cannot_tell_its_folder_yet(tmp_path):
+    (writer,), notes = panel_writers([Unready()], tmp_path)
+    assert writer.where == str(tmp_path / "normgrad")
+    assert len(notes) == 1
+
+
+def test_other_ranks_write_nothing(tmp_path, monkeypatch):
+    logger = old_loggers.TensorBoardLogger(tmp_path)
+    (writer,), _ = panel_writers([logger], tmp_path)
+    monkeypatch.setattr("lightning_fabric.loggers.logger.rank_zero_only.rank", 1)
+    log(writer, make_panel())
+    assert not list(tmp_path.rglob("events*"))

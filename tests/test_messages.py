@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import logging
 import re
+import sys
 import warnings
+from argparse import ArgumentTypeError
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ from torch.utils.data import DataLoader
 import normgrad_lightning
 from normgrad_lightning import NormGrad, NormGradCallback, functional, log_maps, order0_maps, order1_maps, select_layers
 from normgrad_lightning.batches import CannotSlice, single_images
-from normgrad_lightning.command import main
+from normgrad_lightning.command import _numbers, _size, main
 from normgrad_lightning.explain import explain
 from normgrad_lightning.hooks import floating_tensors
 from normgrad_lightning.loading import arguments, build, find, load_images, load_trained
@@ -39,6 +41,8 @@ from normgrad_lightning.order1 import NotFinite
 from normgrad_lightning.render import Sheet, input_tiles, scale_maps
 
 # ---------------------------------------------------------------- what users train
+
+A_MODULE = nn.ReLU()
 
 
 def network() -> nn.Sequential:
@@ -161,9 +165,9 @@ class Here:
         torch.save(contents, self.written("a.ckpt", b""))
         return self.folder / "a.ckpt"
 
-    def drawn(self, name: str, size: tuple[int, int]) -> Path:
+    def drawn(self, name: str, size: tuple[int, int], mode: str = "RGB") -> Path:
         """A picture of this height and width."""
-        Image.new("RGB", size[::-1]).save(self.written(name, b""))
+        Image.new(mode, size[::-1]).save(self.written(name, b""))
         return self.folder / name
 
     def broken(self, place: str) -> Here:
@@ -381,9 +385,19 @@ def train_beside_others(here: Here) -> None:
         torch.distributed.destroy_process_group()
 
 
-def explain_with_two_labels(here: Here) -> None:
+def arguments_of(*sizes: int) -> list[str]:
+    names = ("in1_features", "in2_features", "out_features")
+    return [f"--arg={name}={size}" for name, size in zip(names, sizes, strict=True)]
+
+
+def unloadable(here: Here) -> None:
+    here.patch.setitem(sys.modules, "normgrad_lightning.ambient", None)
+    here.asked().trainer()
+
+
+def explain_with_labels(here: Here, *labels: str) -> None:
     files = [str(here.saved({})), str(here.drawn("a.png", (4, 4)))]
-    main(["explain", *files, "--module", "torch.nn:ReLU", "--label", "1", "2", "--traceback"])
+    main(["explain", *files, "--module", "torch.nn:ReLU", "--label", *labels, "--traceback"])
 
 
 def train_with_warnings_as_errors(here: Here) -> None:
@@ -538,6 +552,11 @@ CASES: dict[str, Case] = {
     "layers: nearest names": error(
         lambda _: select_layers(network(), "covn"),
         "`layers`: expected names or globs of the model's layers, but 'covn' matches none. Nearest names: conv.",
+    ),
+    "layers: several in one": error(
+        lambda _: select_layers(network(), "conv,act"),
+        "`layers`: expected names or globs of the model's layers, but 'conv,act' matches none. Several names are a "
+        "list: ['a', 'b']; [a,b] on a command line.",
     ),
     "layers: first names": error(
         lambda _: select_layers(network(), "42"),
@@ -840,7 +859,7 @@ CASES: dict[str, Case] = {
     ),
     "picture: maps": error(
         lambda _: Sheet(input_tiles(images().numpy())).panel(X[:1, 0].numpy()),
-        "`maps`: expected 2, one for each tile, but got 1.",
+        "`maps`: expected 2, one for each image, but got 1.",
     ),
     # Before training
     "setup: normgrad_loss": error(
@@ -896,6 +915,22 @@ CASES: dict[str, Case] = {
         "`logger`: expected a logger of Lightning or Fabric that takes images, a `SummaryWriter` or the name of a "
         "folder, but got 'NoneType'.",
     ),
+    "log_maps: no maps": error(
+        lambda here: log_maps(here.folder, [torch.ones(1, 2, 2)], None, 0),
+        "`maps`: expected a tensor for each layer's name, but got 'list'.",
+    ),
+    "log_maps: no images": error(
+        lambda here: log_maps(here.folder, {"a": torch.ones(1, 2, 2)}, [1], 0),
+        "`images`: expected a tensor or None, but got 'list'.",
+    ),
+    "log_maps: contrast": error(
+        lambda here: log_maps(here.folder, {"a": -torch.ones(1, 2, 2)}, None, 0),
+        "`maps`: expected values from 0 up, but some are negative. For contrast, set `signed=True`.",
+    ),
+    "setup: loggers that cannot be looked at": warning(
+        lambda here: here.broken("callback.panel_writers").train(),
+        "NormGrad failed at looking at the loggers, and training goes on: RuntimeError: we are broken",
+    ),
     # The environment
     "environment: neither on nor off": error(
         lambda here: here.asked("maybe").train(),
@@ -911,6 +946,11 @@ CASES: dict[str, Case] = {
     "environment: flags without the switch": warning(
         lambda here: here.asked("", NORMGRAD_SCALE="shared").trainer(),
         "NORMGRAD_SCALE: set to no effect, for NORMGRAD is not. NORMGRAD=1 shows maps.",
+    ),
+    "environment: something of ours is broken": warning(
+        unloadable,
+        "NormGrad cannot be loaded, and training goes on without: ModuleNotFoundError: import of "
+        "normgrad_lightning.ambient halted; None in sys.modules",
     ),
     "environment: no such flag": error(
         lambda here: here.asked(NORMGRAD_LAYER="a").trainer(),
@@ -931,7 +971,7 @@ CASES: dict[str, Case] = {
     "environment: too small": error(
         lambda here: here.asked(NORMGRAD_EVERY_N_STEPS="0").trainer(),
         "`NORMGRAD_EVERY_N_STEPS`: expected a whole number of at least 1, but got 0. To switch the callback off, set "
-        "`enabled=False`.",
+        "`NORMGRAD=0`.",
     ),
     "environment: neither yes nor no": error(
         lambda here: here.asked(NORMGRAD_PER_IMAGE="jein").trainer(),
@@ -999,9 +1039,45 @@ CASES: dict[str, Case] = {
     ),
     "command: other weights": error(
         lambda here: load_trained(here.saved({"bias": torch.ones(1)}), "torch.nn:ReLU", {}),
-        "`…/a.ckpt`: its weights are not those of `torch.nn:ReLU`. Error(s) in loading state_dict for ReLU:\n\t"
-        'Unexpected key(s) in state_dict: "bias". ',
+        "`…/a.ckpt`: its weights are not those of `torch.nn:ReLU`. If that needs other arguments, give them by `--arg "
+        'name=value`. Error(s) in loading state_dict for ReLU:\n\tUnexpected key(s) in state_dict: "bias". ',
     ),
+    "command: a folder": error(lambda here: load_trained(here.folder, "torch.nn:ReLU", {}), "`…`: this is a folder."),
+    "command: a mean for other channels": error(
+        lambda here: load_images([], mean=[0.1, 0.2]),
+        "`--mean`: expected one number or 3, as the channels, but got 2.",
+    ),
+    "command: no deviation": error(
+        lambda here: load_images([], std=[0.1, 0.0, 0.1]), "`--std`: expected positive numbers, but got 0."
+    ),
+    "command: layers without a grid": error(
+        lambda _: explain(network(), images(), labels(), ["head"], ["order0"]),
+        "`--layers`: NormGrad cannot read the layer 'head': its shape (1, 5) has no spatial axis. Choose a layer "
+        "before the pooling or flattening.",
+    ),
+    "command: an input that does not fit": error(
+        lambda _: main(["layers", "torch.nn:Bilinear", *arguments_of(2, 2, 2), "--input", "1x4", "--traceback"]),
+        "`--input`: the model cannot be called with images of 1x4. It says: Bilinear.forward() missing 1 required "
+        "positional argument: 'input2'",
+    ),
+    "command: no finite mean": error(
+        lambda here: load_images([], mean=[float("nan")]), "`--mean`: expected finite numbers, but got [nan]."
+    ),
+    "command: floating-point pixels": error(
+        lambda here: load_images([here.drawn("a.tif", (4, 4), "F")]),
+        "`…/a.tif`: expected whole numbers for pixels, but they are floating-point.",
+    ),
+    "command: arguments of a module": error(
+        lambda here: build(f"{__name__}:A_MODULE", {"a": 1}),
+        f"`--arg`: `{__name__}:A_MODULE` is a module already, and takes no arguments.",
+    ),
+    "command: no class at all": error(
+        lambda here: explain_with_labels(here, "-1"), "`--label`: expected the numbers of classes, but got [-1]."
+    ),
+    "command: no numbers": error(
+        lambda here: _numbers("a,b"), "expected numbers, separated by commas, but got 'a,b'", ArgumentTypeError
+    ),
+    "command: no size": error(lambda here: _size("3x4x5"), "expected HEIGHTxWIDTH, but got '3x4x5'", ArgumentTypeError),
     "command: no such image": error(
         lambda here: load_images([here.folder / "a.png"]), "`…/a.png`: there is no such file."
     ),
@@ -1023,7 +1099,7 @@ CASES: dict[str, Case] = {
         "`--label`: expected a number from 0 to 4, as the model knows 5 classes, but got 5.",
     ),
     "command: another number of labels": error(
-        explain_with_two_labels,
+        lambda here: explain_with_labels(here, "1", "2"),
         "`--label`: expected one, or 1 for as many images, but got 2.",
     ),
     # While training
@@ -1178,26 +1254,26 @@ CASES: dict[str, Case] = {
     # What is read, and where it goes
     "info: nowhere": info(
         lambda here: here.train(layers="auto"),
-        "NormGrad reads net.conv (auto); without a logger there are no panels, only `callback.maps`.",
+        "NormGrad reads net.conv (auto) every step; without a logger there are no panels, only `callback.maps`.",
     ),
     "info: two places": info(
         lambda here: here.train(trainer={"logger": [TensorBoardLogger(here.folder, n) for n in "ab"]}),
-        "NormGrad reads net.conv; panels go to TensorBoard (…/a/version_0) and TensorBoard (…/b/version_0).",
+        "NormGrad reads net.conv every step; panels go to TensorBoard (…/a/version_0) and TensorBoard (…/b/version_0).",
     ),
     "info: order 1": info(
         lambda here: here.train(**ORDER1),
-        "NormGrad reads net.conv; without a logger there are no panels, only `callback.maps`. Order-1 maps "
+        "NormGrad reads net.conv every step; without a logger there are no panels, only `callback.maps`. Order-1 maps "
         "(order1, adversarial, contrast) come every step, with an inner step for each image.",
     ),
     "info: order 1 of the batch": info(
         lambda here: here.train(per_image=False, order1_every_n_steps=2, order1_maps=["contrast"]),
-        "NormGrad reads net.conv; without a logger there are no panels, only `callback.maps`. Order-1 maps "
+        "NormGrad reads net.conv every step; without a logger there are no panels, only `callback.maps`. Order-1 maps "
         "(contrast) come every 2 steps, with one inner step for the whole batch.",
     ),
     "info: compiled": info(
         lambda here: here.train(Lit(compiled(network())), layers="auto"),
-        "NormGrad reads net.conv (auto), in a pass of its own for each event, as the model is compiled; without "
-        "a logger there are no panels, only `callback.maps`.",
+        "NormGrad reads net.conv (auto) every step, in a pass of its own for each event, as the model is compiled; "
+        "without a logger there are no panels, only `callback.maps`.",
     ),
 }
 
@@ -1235,7 +1311,7 @@ def test_every_message_is_told_once_and_whole(name, tmp_path, monkeypatch, caplo
 # ---------------------------------------------------------------- no message of the package is missing here
 
 
-CHOICES = ("IMAGES", "KINDS", "ON_ERROR", "SCALES", "TARGETS")
+CHOICES = ("IMAGES", "KINDS", "MEANINGS", "ON_ERROR", "SCALES", "TARGETS")
 """Tables whose values say what each choice means, to readers of the code alone."""
 
 PRINTING = ("command.py",)

@@ -360,7 +360,7 @@ def test_panel_shows_each_input_beside_its_overlay(data):
 
 
 def test_panel_needs_a_map_per_tile():
-    with pytest.raises(ValueError, match="`maps`: expected 2, one for each tile, but got 3"):
+    with pytest.raises(ValueError, match="`maps`: expected 2, one for each image, but got 3"):
         Sheet(input_tiles(np.zeros((2, 1, 4, 4)))).panel(np.zeros((3, 2, 2)))
 
 

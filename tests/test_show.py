@@ -68,7 +68,7 @@ def test_maps_without_images_and_of_fewer_images(recorder, tmp_path):
     first = {name: m[:2] for name, m in recorder.maps.items()}
     log_maps(tmp_path / "two", first, recorder.images, 0)
     assert sorted(written(tmp_path / "two").values()) == sorted(drawn(first, recorder.images[:2]).values())
-    with pytest.raises(ValueError, match="expected 2, one for each tile, but got 4"):
+    with pytest.raises(ValueError, match="expected 2, one for each image, but got 4"):
         log_maps(tmp_path, recorder.maps, recorder.images[:2], 0)
 
 
@@ -111,3 +111,9 @@ def test_what_is_asked_in_a_wrong_way_is_told_before_anything_is_written(recorde
         with pytest.raises(ValueError, match=f"`{next(iter(wrong))}`: expected"):
             log_maps(tmp_path, recorder.maps, recorder.images, **{"step": 0, **wrong})
     assert not list(tmp_path.iterdir())
+
+
+def test_maps_in_half_precision(recorder, tmp_path):
+    log_maps(tmp_path / "half", {name: m.bfloat16() for name, m in recorder.maps.items()}, recorder.images, 0)
+    rounded = {name: m.bfloat16().float() for name, m in recorder.maps.items()}
+    assert sorted(written(tmp_path / "half").values()) == sorted(drawn(rounded, recorder.images).values())
