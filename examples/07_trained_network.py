@@ -4,7 +4,7 @@
     cd examples
     python 07_trained_network.py
     normgrad-lightning explain lite0.pt chelsea.png coffee.png --module 07_trained_network:lite0 --size 224x224 \
-        --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --epsilon 5e-3
+        --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
 
 The packages carry the weights and the photographs, so nothing else is downloaded. The last command takes about ten
 seconds on two CPU cores, and leaves `normgrad.png` and `normgrad.npz`.
