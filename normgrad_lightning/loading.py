@@ -151,7 +151,7 @@ def _are_weights(value: Any) -> bool:
 def _hyperparameters(contents: Mapping[str, Any], maker: Any) -> dict[str, Any]:
     """Of what a LightningModule was made with, what its `__init__` takes."""
     saved = contents.get("hyper_parameters")
-    if not saved or not callable(maker):
+    if not saved or not callable(maker) or isinstance(maker, nn.Module):
         return {}
     taken = _signature(maker).parameters
     whole = str(contents.get("hparams_name"))

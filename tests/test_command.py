@@ -348,6 +348,16 @@ def test_weights_wherever_people_keep_them(contents, tmp_path):
     assert module.weight.dtype == torch.float32
 
 
+MADE = TakesAll()
+
+
+def test_a_module_that_is_made_already_takes_the_weights_alone(tmp_path):
+    torch.save({"state_dict": {"weight": torch.ones(1)}, "hyper_parameters": {"a": 1}}, tmp_path / "a.ckpt")
+    module = load_trained(tmp_path / "a.ckpt", f"{__name__}:MADE", {})
+    assert module.given == (None, {})
+    assert module.weight == 1
+
+
 class Lenient(TakesAll):
     strict_loading = False
 
