@@ -83,10 +83,16 @@ def test_as_a_group_of_its_own(tmp_path):
     assert panels == {f"normgrad_{kind}/{stage}": steps for kind, steps in kinds.items() for stage in stages}
 
 
-def test_a_group_switched_off(tmp_path):
-    run_python(tmp_path, *EXAMPLE, *SHORT, "--normgrad.enabled=false", "--trainer.enable_progress_bar=false")
+@pytest.mark.parametrize(
+    ("flags", "variables", "said"),
+    [(["--normgrad.enabled=false"], {}, 0), ([], {"NORMGRAD": "0"}, 1)],
+    ids=["by its flag", "by the environment"],
+)
+def test_a_group_switched_off(tmp_path, flags, variables, said):
+    done = run_python(tmp_path, *EXAMPLE, *SHORT, *flags, "--trainer.enable_progress_bar=false", **variables)
     assert list(tmp_path.rglob("events*"))
     assert shown(tmp_path) == {}
+    assert done.stderr.count("NORMGRAD=0 in the environment switches NormGradCallback off.") == said
 
 
 def test_print_config_goes_round(tmp_path):
