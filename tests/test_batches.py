@@ -689,11 +689,11 @@ def nests(count: int) -> st.SearchStrategy[Part]:
 def tellable(nested: Any) -> bool:
     """Not a list of numbers for all images, nor a list of dicts for all: below the top, these are one for each image.
 
-    Nobody could tell the difference.
+    Nobody could tell the difference. An image without targets may have None.
     """
     if not isinstance(nested, list | tuple) or hasattr(nested, "_fields"):
         return True
-    alike = all(isinstance(item, dict) or is_dataclass(item) for item in nested)
+    alike = all(item is None or isinstance(item, dict) or is_dataclass(item) for item in nested)
     constant = all(
         item is None or isinstance(item, int | float | str) or not np.ndim(item) for item in map(flat, nested)
     )
