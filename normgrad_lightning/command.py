@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normgrad_lightning.environment import parse
 
@@ -161,7 +161,7 @@ def _layers(options: argparse.Namespace) -> None:
 def _explain(options: argparse.Namespace) -> None:
     import numpy as np
 
-    from normgrad_lightning.explain import as_arrays, explain
+    from normgrad_lightning.explain import explain
     from normgrad_lightning.loading import arguments, channels_of, load_images, load_trained
     from normgrad_lightning.order1 import Settings
     from normgrad_lightning.sheet import explanation_sheet
@@ -187,7 +187,8 @@ def _explain(options: argparse.Namespace) -> None:
         look = {"mean": 0.0, "std": 1.0}  # as the files have them
     explanation_sheet(images.numpy(), captions, arrays, **look).save(picture)
     files = np.array([str(path) for path in options.images])
-    np.savez_compressed(numbers, images=images.numpy(), labels=labels.numpy(), files=files, **as_arrays(maps))
+    by_name: dict[str, Any] = {f"{kind}/{layer}": m for kind, of in arrays.items() for layer, m in of.items()}
+    np.savez_compressed(numbers, images=images.numpy(), labels=labels.numpy(), files=files, **by_name)
     print(f"{picture}\n{numbers}")
 
 

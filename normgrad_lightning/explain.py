@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -139,8 +139,3 @@ def _check_labels(scores: Tensor, labels: Tensor) -> None:
             f"`--label`: expected a number from 0 to {scores.shape[1] - 1}, as the model knows {scores.shape[1]} "
             f"classes, but got {int(labels)}."
         )
-
-
-def as_arrays(maps: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
-    """The maps as numpy's arrays, by `kind/layer`."""
-    return {f"{kind}/{layer}": m.numpy() for kind, of in maps.items() for layer, m in of.items()}

@@ -144,8 +144,8 @@ def of_startup() -> list[str]:
 def rewritten(readme: str) -> str:
     """The README with the tables of the kept figures."""
     return re.sub(
-        r"(<!-- benchmark: (\w+) -->\n).*?(\n<!-- end -->)",
-        lambda match: f"{match[1]}\n{block(match[2])}\n{match[3]}",
+        r"(<!-- benchmark: (\w+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}\n{block(match[2])}\n\n{match[3]}",
         readme,
         flags=re.DOTALL,
     )
