@@ -27,7 +27,8 @@ from shapes import CLASSES, Pictures, ShapesDataset, normalise
 from torch import Tensor, nn
 
 from normgrad_lightning import NormGradCallback, order0_maps
-from normgrad_lightning.render import input_tiles, overlay, scale_maps
+from normgrad_lightning.views.drawing import input_tiles, overlay
+from normgrad_lightning.views.scales import scale_maps
 
 Maps = dict[str, Tensor]
 """The map `(N, h, w)` of each layer, in the order of the network."""
@@ -63,7 +64,8 @@ def train_watched(model: ShapeClassifier, args: argparse.Namespace) -> float:
     """Train the model, with the callback watching, and return its accuracy on the held-out pictures."""
     batches = args.images // args.batch_size
     callback = NormGradCallback(
-        every_n_steps=max(1, args.epochs * batches // 10),  # ten panels: as many as TensorBoard keeps
+        every_n_steps=max(1, args.epochs * batches // 9),  # ten events with the last: as many as TensorBoard keeps
+        probe="train",
         mean=ShapesDataset.mean,
         std=ShapesDataset.std,
     )
@@ -163,7 +165,8 @@ def main() -> None:
     print(table(start, end, measured.masks))
     print(f"\nvalidation accuracy  {accuracy:.1%}  (guessing: {1 / len(CLASSES):.1%})")
     print(f"contact sheet        {path}")
-    print(f"all panels           tensorboard --logdir {args.out}")
+    print(f"all pictures         tensorboard --logdir {args.out}")
+    print(f"film of eight of them {max(args.out.rglob('film.webp'), default='none')}")
 
 
 if __name__ == "__main__":

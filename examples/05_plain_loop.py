@@ -40,9 +40,7 @@ def main() -> None:
                 recorder.detach()
                 first = [images[:SHOWN], labels[:SHOWN]]
                 helps, hurts = (
-                    order1_maps(
-                        model, classification_loss, first, recorder.layers, epsilon=5e-3, adversarial=adversarial
-                    )
+                    order1_maps(model, classification_loss, first, recorder.layers, adversarial=adversarial)
                     for adversarial in (False, True)
                 )
                 contrast = {layer: NF.contrast(helps[layer], hurts[layer]) for layer in helps}

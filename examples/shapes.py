@@ -186,6 +186,7 @@ class ShapesDataset(Dataset[tuple[Tensor, Tensor]]):
 
     mean = (0.5, 0.5, 0.5)
     std = (0.5, 0.5, 0.5)
+    classes = CLASSES
 
     def __init__(self, n: int, seed: int, size: int = 64) -> None:
         self.pictures = make_pictures(n, seed, size)

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from normgrad_lightning import functional as functional
     from normgrad_lightning.callback import NormGradCallback as NormGradCallback
-    from normgrad_lightning.capture import NormGrad as NormGrad
-    from normgrad_lightning.order1 import order1_maps as order1_maps
-    from normgrad_lightning.passes import grad_cam_maps as grad_cam_maps
-    from normgrad_lightning.passes import order0_maps as order0_maps
-    from normgrad_lightning.passes import select_layers as select_layers
-    from normgrad_lightning.show import log_maps as log_maps
+    from normgrad_lightning.own_loop import log_maps as log_maps
+    from normgrad_lightning.passes.choose_layers import select_layers as select_layers
+    from normgrad_lightning.passes.order0 import grad_cam_maps as grad_cam_maps
+    from normgrad_lightning.passes.order0 import order0_maps as order0_maps
+    from normgrad_lightning.passes.order1 import order1_maps as order1_maps
+    from normgrad_lightning.recording.recorder import NormGrad as NormGrad
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "NormGrad": "capture",
+    "NormGrad": "recording.recorder",
     "NormGradCallback": "callback",
-    "grad_cam_maps": "passes",
-    "log_maps": "show",
-    "order0_maps": "passes",
-    "order1_maps": "order1",
-    "select_layers": "passes",
+    "grad_cam_maps": "passes.order0",
+    "log_maps": "own_loop",
+    "order0_maps": "passes.order0",
+    "order1_maps": "passes.order1",
+    "select_layers": "passes.choose_layers",
 }
 
 __all__ = [

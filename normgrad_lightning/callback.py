@@ -1,64 +1,72 @@
-"""NormGradCallback: when to look, on which images, and whom to tell. The maths and the drawing live elsewhere."""
+"""NormGradCallback: Lightning's hooks, wired to sources, views and writers."""
 
 from __future__ import annotations
 
-import logging
-import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from normgrad_lightning.batches import batch_size, single_images
-from normgrad_lightning.capture import NormGrad
-from normgrad_lightning.checks import (
-    check_choice,
-    check_choices,
-    check_flag,
-    check_grid,
-    check_whole,
-)
+from normgrad_lightning.both_lightnings import for_both_lightnings
 from normgrad_lightning.environment import SWITCH, switch
-from normgrad_lightning.isolation import CAN_RUN_EAGERLY
-from normgrad_lightning.layers import AUTO, TARGETS, check_spec, compiled_layers, is_compiled
-from normgrad_lightning.loggers import PanelWriter, panel_writers
-from normgrad_lightning.order1 import EPSILON, KINDS, NotFinite, Order1, Settings, run_passes
-from normgrad_lightning.panels import Look, numbered
-from normgrad_lightning.passes import NothingToRead, order0_maps, trained_layers
-from normgrad_lightning.render import Panel
-from normgrad_lightning.telling import warn
-from normgrad_lightning.training_loss import NoLoss, TrainingLoss, check_training_loss, scale_of
-from normgrad_lightning.watch import Live, Rehearsal, Watch, has_compiled_anything, must_rehearse
+from normgrad_lightning.events.event import Event, Source
+from normgrad_lightning.events.images import ImageChoice
+from normgrad_lightning.events.labels import check_classes, classes_of, labels_of
+from normgrad_lightning.events.messages import Messenger, OnError
+from normgrad_lightning.events.order1_passes import Order1Passes
+from normgrad_lightning.events.probe import ProbeImages, ProbePasses
+from normgrad_lightning.events.schedule import Schedule, is_last_step
+from normgrad_lightning.events.settings import FLAGS, Images, Order1Flags, Probe, Settings, What, When, Which
+from normgrad_lightning.events.training_loss import TrainingLoss, check_training_loss
+from normgrad_lightning.events.training_step import TrainingStep
+from normgrad_lightning.kinds import MapSet, Order1Kind
+from normgrad_lightning.recording.options import ReadOptions, Target
+from normgrad_lightning.report import Report
+from normgrad_lightning.views.figure import latest_figure
+from normgrad_lightning.views.film import Film
+from normgrad_lightning.views.look import Look, Scale
+from normgrad_lightning.writers.destinations import Writer, writers_for
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
-
-    def _callbacks() -> Iterator[type]:
-        """The `Callback` of each Lightning there is: they hold a copy each, and either may be imported after us."""
-        for name in ("pytorch_lightning", "lightning.pytorch"):
-            with suppress(Exception):  # one of the two may be broken, and nobody miss it
-                yield import_module(name).Callback
-
-    Callback = type("_Callback", tuple(_callbacks()) or (import_module("pytorch_lightning").Callback,), {})
-
-Kind = Literal["order1", "adversarial", "contrast"]
-IMAGES = {
-    "first": "the first of the batch",
-    "random": "drawn anew for each event, with a generator of our own",
-    "hardest": "those with the most training signal",
-}
-ON_ERROR = {
-    "warn": "a failure of ours is a warning, once; training goes on",
-    "raise": "a failure of ours stops training, for debugging",
-}
-RANDOM_SEED = 0
+    from normgrad_lightning.both_lightnings import Callback
 
 
+class _Last(NamedTuple):
+    """A batch that is over. It is given up when the next one begins."""
+
+    batch: Any
+    batch_idx: int
+
+
+@dataclass
+class _Fit:
+    """What one `fit` needs, on rank 0.
+
+    Attributes:
+        report: what the run shows.
+        sources: where maps come from, the training step first; empty if the model cannot be read.
+        group: what all tags begin with.
+        classes: the names of the classes, if known.
+        step: that training is at.
+        last: the latest batch, between its end and the start of the next one.
+        probe: the one of them that follows the same images through training.
+    """
+
+    report: Report
+    sources: list[Source] = field(default_factory=list)
+    group: str = MapSet.group
+    classes: Sequence[str] | None = None
+    step: int = 0
+    last: _Last | None = None
+    probe: ProbePasses | None = None
+
+
+@for_both_lightnings
 class NormGradCallback(Callback):
     """Shows in TensorBoard which pixels the training signal comes from, layer by layer, while a model trains.
 
@@ -70,31 +78,44 @@ class NormGradCallback(Callback):
         enabled: False attaches nothing and costs nothing.
         layers: `"auto"` (the last layer of each resolution), a layer's name, a glob, or a list of these.
         target: where activation and gradient are read: at the layer's output or input, or for its own weight.
-        every_n_steps: optimizer steps from one event to the next; the first step is an event.
+        grad_cam: also show Grad-CAM maps, from the same activation and gradient.
+        name: what tells the tags of this callback from those of another in the same run; None: the second one of a run
+            gets a number.
+        every_n_steps: optimizer steps from one event to the next; the first and the last step are events.
         num_images: how many images of the batch are shown.
-        images: which of the batch: the first, random ones, or the hardest (those with most training signal).
+        images: which of the batch: classes in turn (`"balanced"`, where labels are known), the first, random ones, the
+            hardest (those with the most training signal) or the easiest.
+        classes: the names of the classes, by number; None: those of the data set (`dataset.classes`), if it has them.
+        probe: images to follow through training, with a film of their maps at the end. Each event then takes about as
+            long as a training step on these images, and more with order 1. `"train"` takes `num_images` of the first
+            training batch, `"val"` of the first validation batch, classes in turn; in code, a batch is taken as it is.
         order1_every_n_steps: optimizer steps from one event with order-1 maps to the next; None: never.
         order1_maps: which: `"order1"` (what matters for training on the image), `"adversarial"` (what would degrade the
             model), `"contrast"` (the one minus the other); one, or a list of these.
         epsilon: size of order 1's inner step.
-        per_image: whether each image takes an inner step of its own, or the whole batch takes one.
-        second_order: False leaves order 1's Hessian term out, at half the price.
+        per_image: whether each image takes its own inner step, or the whole batch takes one.
+        second_order: False leaves out order 1's Hessian term, at half the price.
         factorised: whether order 1 takes the activation to be the same in all passes.
-        mean: the mean the images were normalised with, to show them; None (with `std` None): each stretched by itself.
-        std: the standard deviation they were normalised with.
+        mean: mean that the images were normalised with, to show them as they were; None (with `std` None): each image
+            is stretched from its minimum to its maximum.
+        std: standard deviation that they were normalised with.
         colormap: the name of a colour map in the cmap package.
         opacity: how much the strongest values hide of the image, from 0 to 1.
-        scale: whether each map is drawn from its minimum to its maximum, or all images of a panel on a shared scale.
+        scale: `"robust"` (each map smoothed by about a cell, its largest values clipped), `"image"` (each map from its
+            minimum to its maximum) or `"shared"` (all images of a panel on one such scale).
         tile_size: pixels of a tile's longer side.
-        token_grid: rows and columns of a transformer's patches, if they cannot be inferred.
+        token_grid: rows and columns of a transformer's patches, if they cannot be inferred. If tokens stand after the
+            patches, too, how many stand before them is a third number.
         channels_last: whether features are `(N, *S, C)`, if that cannot be inferred.
-        on_error: whether a failure of ours is one warning, or an error (for debugging).
+        on_error: whether a failure of NormGrad is one warning, or an error (for debugging).
 
     Attributes:
         maps: the latest order-0 map of each layer, `(num_images, *S)`, on the CPU.
         inputs: the images they belong to, as the network saw them.
-        order1: the latest maps of each layer, by kind: `order1["contrast"]["net.layer4"]`.
+        order1: the latest order-1 maps of each layer, by kind: `order1["contrast"]["net.layer4"]`.
         order1_inputs: the images that these belong to.
+        latest: the latest maps of every kind, as a `MapSet`: `latest["grad_cam"].maps["net.layer4"]`, and those of the
+            probe: `latest["probe_order0"]`.
         skipped: how many events had no map because a gradient was not finite.
 
     Example:
@@ -103,516 +124,335 @@ class NormGradCallback(Callback):
         >>> trainer = Trainer(callbacks=[NormGradCallback(every_n_steps=50)], logger=False)
     """
 
+    _without_panels = "No logger takes panels: see `callback.maps`."
+    _shares_the_run = True
+
     def __init__(
         self,
         *,
-        enabled: bool = True,
-        layers: str | Sequence[str] = AUTO,
-        target: Literal["output", "input", "weight"] = "output",
-        every_n_steps: int = 100,
-        num_images: int = 8,
-        images: Literal["first", "random", "hardest"] = "first",
-        order1_every_n_steps: int | None = None,
-        order1_maps: Kind | Sequence[Kind] = ("order1", "adversarial", "contrast"),
-        epsilon: float = EPSILON,
-        per_image: bool = True,
-        second_order: bool = True,
-        factorised: bool = True,
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
-        colormap: str = "inferno",
-        opacity: float = 0.6,
-        scale: Literal["image", "shared"] = "image",
-        tile_size: int = 128,
-        token_grid: Sequence[int] | None = None,
-        channels_last: bool | None = None,
-        on_error: Literal["warn", "raise"] = "warn",
+        enabled: bool = What.enabled,
+        layers: str | Sequence[str] = What.layers,
+        target: Target = ReadOptions.target,
+        grad_cam: bool = What.grad_cam,
+        name: str | None = What.name,
+        every_n_steps: int = When.every_n_steps,
+        num_images: int = Which.num_images,
+        images: Images = Which.images,
+        classes: Sequence[str] | None = Which.classes,
+        probe: Probe = Which.probe,
+        order1_every_n_steps: int | None = When.order1_every_n_steps,
+        order1_maps: Order1Kind | Sequence[Order1Kind] = Order1Flags.order1_maps,
+        epsilon: float = Order1Flags.epsilon,
+        per_image: bool = Order1Flags.per_image,
+        second_order: bool = Order1Flags.second_order,
+        factorised: bool = Order1Flags.factorised,
+        mean: float | Sequence[float] | None = Look.mean,
+        std: float | Sequence[float] | None = Look.std,
+        colormap: str = Look.colormap,
+        opacity: float = Look.opacity,
+        scale: Scale = Look.scale,
+        tile_size: int = Look.tile_size,
+        token_grid: Sequence[int] | None = ReadOptions.token_grid,
+        channels_last: bool | None = ReadOptions.channels_last,
+        on_error: OnError = What.on_error,
     ) -> None:
+        flags = locals()
         super().__init__()
-        check_flag("enabled", enabled)
-        check_spec(layers)
-        check_choice("target", target, TARGETS)
-        check_whole("every_n_steps", every_n_steps, 1, " To switch the callback off, set `enabled=False`.")
-        check_whole("num_images", num_images, 1)
-        check_choice("images", images, IMAGES)
-        if order1_every_n_steps is not None:
-            check_whole("order1_every_n_steps", order1_every_n_steps, 1, " None switches order-1 maps off.")
-        kinds = [order1_maps] if isinstance(order1_maps, str) else order1_maps
-        check_choices("order1_maps", kinds, KINDS)
-        Settings(epsilon, second_order, factorised)
-        check_flag("per_image", per_image)
-        look = Look(
-            mean=_plain(mean), std=_plain(std), colormap=colormap, opacity=opacity, scale=scale, tile_size=tile_size
-        )
-        check_grid(token_grid)
-        check_flag("channels_last", channels_last, or_none=True)
-        check_choice("on_error", on_error, ON_ERROR)
-        self.enabled = enabled
-        self.layers = _plain(layers)
-        self.target = target
-        self.every_n_steps = every_n_steps
-        self.num_images = num_images
-        self.images = images
-        self.order1_every_n_steps = order1_every_n_steps
-        self.order1_maps = tuple(kinds)
-        self.epsilon = epsilon
-        self.per_image = per_image
-        self.second_order = second_order
-        self.factorised = factorised
-        self.mean = _plain(mean)
-        self.std = _plain(std)
-        self.colormap = colormap
-        self.opacity = opacity
-        self.scale = scale
-        self.tile_size = tile_size
-        self.token_grid = _plain(token_grid)
-        self.channels_last = channels_last
-        self.on_error = on_error
+        self._settings = Settings.of(flags)
+        vars(self).update(self._settings.flags())
+        self._messenger = Messenger(on_error)
+        self._schedule = Schedule()
+        self._choice = ImageChoice()
+        self._probe_images = ProbeImages(self._messenger)
+        self._film = Film()
+        self._fit: _Fit | None = None
+        self._event: Event | None = None
 
         self.maps: dict[str, Tensor] = {}
         self.inputs: Tensor | None = None
         self.order1: dict[str, dict[str, Tensor]] = {}
         self.order1_inputs: Tensor | None = None
+        self.latest: dict[str, MapSet] = {}
         self.skipped = 0
-        self._look = look
-        self._inputs_of: dict[str, Tensor | None] = {}
-        self._wanted = False
-        self._watch: Watch | None = None
-        self._writers: list[PanelWriter] = []
-        self._last_event: int | None = None
-        self._last_order1: int | None = None
-        self._order1: Order1 | None = None
-        self._order1_is_due = False
-        self._excuse: NoLoss | NothingToRead | None = None
-        self._chosen: list[int] | None = None
-        self._event: int | None = None
-        self._loss_scale = 1.0
-        self._hint = ""
-        self._announced = False
-        self._told: set[str] = set()
-        self._warned: set[str] = set()
-        self._random = random.Random(RANDOM_SEED)
-        self._saw_backward = False
-        self._names: list[str] = []
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # flags are attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. A flag is checked, and counts from the next event on, or from the next `fit`."""
+        if name in FLAGS and "_settings" in vars(self):
+            self._settings = self._settings.with_flag(name, value)
+            value = self._settings.flags()[name]
+        super().__setattr__(name, value)
 
     @property
     def state_key(self) -> str:
-        """Tells callbacks of one Trainer that look at different things apart, in a checkpoint."""
-        return self._generate_state_key(
-            layers=self.layers,
-            target=self.target,
-            images=self.images,
-            order1_maps=self.order1_maps,
-            epsilon=self.epsilon,
-            per_image=self.per_image,
-            second_order=self.second_order,
-            factorised=self.factorised,
-        )
+        """Tells callbacks of one Trainer apart, in a checkpoint: by all flags that are not the default."""
+        return f"{type(self).__qualname__}{self._settings.changed_flags()}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with its schedule and its random images."""
-        version, numbers, gauss = self._random.getstate()
-        return {
-            "last_event": self._last_event,
-            "last_order1": self._last_order1,
-            "random": [version, list(numbers), gauss],
-        }
+        """What a resumed run needs to go on with its schedule, its random images and its probe."""
+        return {**self._schedule.state_dict(), **self._choice.state_dict(), **self._probe_images.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
-        with self._guard("going on with the schedule of a checkpoint (of another version?)"):
-            self._last_event = state_dict["last_event"]
-            self._last_order1 = state_dict["last_order1"]
-            version, numbers, gauss = state_dict["random"]
-            self._random.setstate((version, tuple(numbers), gauss))
+        with self._messenger.guard("going on with the schedule of a checkpoint (of another version?)"):
+            steps = [state_dict[name] for name in ("last_event", "last_order1")]
+            last = [None if step is None else int(step) for step in steps]
+            self._choice.load_state_dict(state_dict)
+            self._probe_images.load_state_dict(state_dict)
+            self._schedule = Schedule(*last)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Go on also if the checkpoint's run had other flags, or was one of 0.1.0: its state has another key."""
+        states = checkpoint.get("callbacks", {})
+        ours = [state for key, state in states.items() if str(key).startswith(f"{type(self).__qualname__}{{")]
+        if self.state_key not in states and len(ours) == 1 and len(self._siblings(trainer)) == 1:
+            self.load_state_dict(ours[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy carries (as for spawned processes): nothing that belongs to this one's run."""
-        of_the_trainer = ("log", "log_dict")  # it sets these to methods of the module
-        own = {name: value for name, value in self.__dict__.items() if name not in of_the_trainer}
-        return {**own, "_watch": None, "_writers": [], "_event": None, "_order1": None}
+        """What a copy carries (as for spawned processes): nothing that belongs to a running `fit`."""
+        set_by_trainer = ("log", "log_dict")  # methods of the module
+        own = {name: value for name, value in vars(self).items() if name not in set_by_trainer}
+        return {**own, "_fit": None, "_event": None}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find out where panels go, and whether order-1 passes can have the module's loss."""
-        self._wanted = stage == "fit" and self._is_wanted(trainer)
-        if not self._wanted:
+        """Find out where pages go, and whether order-1 passes can compute the module's loss."""
+        self._forget_fit()
+        self._messenger.on_error = self._settings.what.on_error
+        if stage != "fit" or not self._is_wanted(trainer):
             return
-        if self.order1_every_n_steps is not None:
-            check_training_loss(trainer, pl_module, "`order1_every_n_steps`: order-1 maps")
+        if self._settings.when.order1_every_n_steps is not None:
+            self._check_order1(trainer, pl_module)
+        if self._settings.which.probe is not None:
+            self._check_probe(trainer, pl_module)
         if trainer.global_step == 0:
-            self._last_event = self._last_order1 = None
-        self._writers = []
+            self._schedule, self._film = Schedule(), Film()
+            self._probe_images.forget()
+        report = Report(self._messenger, self._film, self._without_panels)
+        self._fit, self.latest = _Fit(report, group=self._group(trainer)), {}
         if trainer.is_global_zero:
-            with self._guard("looking at the loggers"):
-                self._writers, notes = panel_writers(trainer.loggers, trainer.default_root_dir)
-                for note in notes:
-                    self._warn_once(note)
+            with self._messenger.guard("looking at the loggers"):
+                report.writers, report.notes = self._destinations(trainer)
 
     def _is_wanted(self, trainer: Trainer) -> bool:
         """Whether to look at this run: if the flag says so, and the environment does not say no."""
-        if self.enabled and switch() is False:
-            self._say(trainer, f"{SWITCH}=0 in the environment switches NormGradCallback off.")
+        enabled = self._settings.what.enabled
+        if enabled and switch() is False:
+            self._messenger.announce(trainer, f"{SWITCH}=0 in the environment switches NormGradCallback off.")
             return False
-        return self.enabled
+        return enabled
+
+    def _group(self, trainer: Trainer) -> str:
+        """What all tags begin with: other callbacks of the run have other tags."""
+        siblings = self._siblings(trainer)
+        before = [one._own_group for one in siblings[: siblings.index(self)]].count(self._own_group)
+        return f"{self._own_group}_{before + 1}" if before else self._own_group
+
+    def _siblings(self, trainer: Trainer) -> list[NormGradCallback]:
+        """The callbacks of the Trainer that look at the run as this one does, and this one, which another may wrap."""
+        ours = [callback for callback in trainer.callbacks if isinstance(callback, NormGradCallback)]  # type: ignore[attr-defined]
+        others = [callback for callback in ours if callback is self or callback._shares_the_run]
+        return others if self in others else [*others, self]
+
+    @property
+    def _own_group(self) -> str:
+        name = self._settings.what.name
+        return MapSet.group if name is None else f"{MapSet.group}_{name}"
+
+    def _check_order1(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise if order-1 passes cannot compute the module's loss."""
+        check_training_loss(trainer, pl_module, "`order1_every_n_steps`: order-1 maps")
+
+    def _check_probe(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise if passes on a probe cannot compute the module's loss."""
+        check_training_loss(trainer, pl_module, "`probe`: maps of the same images through training")
+
+    def _destinations(self, trainer: Trainer) -> tuple[list[Writer], list[str]]:
+        """A writer for each destination, and a note for each logger that takes no images."""
+        return writers_for(trainer.loggers, trainer.default_root_dir)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check on every rank that the layers can be had; watch them on rank 0."""
-        if not self._wanted:
+        """Check on every rank that the layers exist; read them on rank 0."""
+        if self._fit is None:
             return
-        with self._guard("looking at the model", but=(ValueError,)):
-            watch = self._choose_watch(trainer, pl_module)
-            self._watch = watch if trainer.is_global_zero else None
+        with self._messenger.guard("looking at the model", reraise=(ValueError,)):
+            step = TrainingStep(trainer, pl_module, self._current_settings, self._choice, self._messenger)
+            if step.can_be_read and trainer.is_global_zero:
+                order1 = Order1Passes(self._current_settings, self._choice, self._messenger, step)
+                self._fit.probe = ProbePasses(self._current_settings, self._probe_images, self._messenger, step)
+                self._fit.sources = [step, order1, self._fit.probe]
 
-    def _choose_watch(self, trainer: Trainer, pl_module: LightningModule) -> Watch | None:
-        """Training itself where it can be read, else a rehearsal; None, and a warning, if neither can be had."""
-        self._hint = ""
-        if must_rehearse(pl_module, self.layers, self.target):
-            try:
-                return self._rehearsal(trainer, pl_module)
-            except ValueError as error:
-                if self.layers != AUTO:
-                    raise
-                self._hint = f" {error}"
-        elif not CAN_RUN_EAGERLY and compiled_layers(pl_module):
-            self._hint = " Before torch 2.6, nothing can be read inside of compiled code."
-        if is_compiled(pl_module):
-            self._complain(f"NormGrad shows nothing, for the whole module is compiled.{self._hint}")
-            return None
-        return Live(pl_module, self.layers, **self._options_of_watch())
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Let the probe take its images, if it wants them from validation."""
+        if self._fit is not None and self._fit.probe is not None:
+            self._fit.probe.see("val", pl_module, batch)
 
-    def _rehearsal(self, trainer: Trainer, pl_module: LightningModule) -> Rehearsal:
-        check_training_loss(trainer, pl_module, "`layers`: maps of layers inside of compiled code")
-        return Rehearsal(pl_module, self.layers, **self._options_of_watch())
-
-    def _options_of_watch(self) -> dict[str, Any]:
-        return {"num_images": self.num_images if self.images == "first" else None, **self._options()}
-
-    def _options(self) -> dict[str, Any]:
-        return {"target": self.target, "token_grid": self.token_grid, "channels_last": self.channels_last}
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find out what the classes are called."""
+        if self._fit is None:
+            return
+        classes = self._settings.which.classes
+        with self._messenger.guard("looking for the names of classes", reraise=(ValueError,)):
+            if classes is not None:
+                check_classes(classes, trainer.train_dataloader, pl_module)
+            self._fit.classes = classes or classes_of(trainer.train_dataloader)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin an event if one is due: run the order-1 passes, and look at the step that begins."""
-        if self._watch is None:
+        """Begin an event if one is due."""
+        if self._fit is None or not self._fit.sources:
             return
-        step = trainer.global_step
-        self._order1_is_due = _is_due(step, self.order1_every_n_steps, self._last_order1)
-        if not self._order1_is_due and not _is_due(step, self.every_n_steps, self._last_event):
-            return
-        self._event, self._order1, self._chosen, self._excuse = step, None, None, None
-        self._saw_backward, self._loss_scale = False, 1.0
-        self._watch = self._renewed(self._watch, trainer, pl_module)
-        loss = TrainingLoss(trainer, pl_module, batch_idx)
-        if self._order1_is_due:
-            with self._guard("the order-1 passes" + (" on single images" if self.per_image else "")):
-                self._run_order1(self._watch, loss, pl_module, batch)
-        with self._guard("a rehearsal of the training step" if self._watch.rehearses else "attaching the hooks"):
-            self._begin_watch(self._watch, loss, pl_module, batch)
+        self._fit.step, self._fit.last = trainer.global_step, None
+        is_last, when = is_last_step(trainer, batch_idx), self._settings.when
+        if self._schedule.is_due(trainer.global_step, when, is_last=is_last):
+            with_order1 = self._schedule.order1_is_due(trainer.global_step, when, is_last=is_last)
+            self._begin_event(trainer, pl_module, batch, batch_idx, self._fit, with_order1=with_order1)
 
-    def _renewed(self, watch: Watch, trainer: Trainer, pl_module: LightningModule) -> Watch:
-        """The same watch; maybe another, if the model has other modules since, or compiled ones."""
-        with self._guard("looking at the model"):
-            if not watch.is_up_to_date():
-                return self._choose_watch(trainer, pl_module) or watch
-        return watch
-
-    def _begin_watch(self, watch: Watch, loss: TrainingLoss, pl_module: LightningModule, batch: Any) -> None:
-        if watch.rehearses:
-            loss.check(pl_module)
-            self._loss_scale = 1.0 / loss.scale
-        try:
-            watch.begin(loss, batch)
-        except NoLoss as error:
-            self._excuse = error
+    def _begin_event(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        fit: _Fit,
+        *,
+        with_order1: bool,
+    ) -> None:
+        self._messenger.on_error = self._settings.what.on_error
+        labels = None
+        with self._messenger.guard("finding the labels of a batch"):
+            labels = labels_of(module, batch)
+        with self._messenger.guard("beginning an event"):
+            self._event = Event(
+                trainer.global_step,
+                fit.sources,
+                module,
+                batch,
+                TrainingLoss(trainer, module, batch_idx),
+                with_order1=with_order1,
+                labels=labels,
+                classes=fit.classes,
+                group=fit.group,
+            )
+            self._event.begin()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note by how much this backward's gradients are scaled, before the scale changes."""
-        if self._event is None or self._watch is None:
-            return
-        self._saw_backward = True
-        if not self._watch.rehearses:
-            with self._guard("reading the loss scale"):
-                self._loss_scale = _loss_scale(trainer, pl_module)
+        """Let the event know of training's backward pass."""
+        if self._event is not None:
+            self._event.after_backward()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the event: take the maps, draw them, and hand them out."""
-        if self._event is None or self._watch is None:
+        """End the event: take its maps, draw them, and write them."""
+        if self._fit is not None and self._fit.sources:
+            self._fit.last = _Last(batch, batch_idx)
+        self._end_event(trainer)
+
+    def _end_event(self, trainer: Trainer) -> None:
+        if self._event is None:
             return
-        step, self._event = self._event, None
-        recorder = self._watch.end()
-        trained = self._saw_backward or (recorder is not None and recorder.has_gradients)
-        if trained:  # else the batch was skipped: the event waits
-            self._last_event = step
-        if self._order1_is_due and (trained or self._order1 is not None):
-            self._last_order1 = step
-        with self._guard("reading the maps"):
-            taken = recorder is not None and self._take_maps(recorder, trainer, pl_module)
-            if trained and (taken or recorder is None):  # else training cannot be read either, and that is told
-                self._tell_excuse()
-            if self._take_order1() or taken:
-                self._announce(trainer)
-                self._show(step, order0=taken)
-        if recorder is not None:
-            recorder.clear()
-        self._order1 = None
+        with self._ended(self._event) as event:
+            self._schedule.note(event)
+            with self._messenger.guard("reading the maps"):
+                self._show(trainer, event)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the hooks off where a batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
-        if self._event is not None and self._watch is not None:
-            self._event = self._order1 = None
-            self._watch.end()
+        """Drop an event whose batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
+        self._drop_event()
 
-    def _tell_excuse(self) -> None:
-        """Tell why a pass of our own gave nothing for a batch that training learned from."""
-        if self._excuse is not None:
-            with self._guard("a pass of its own"):
-                raise self._excuse
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the last step, warn if there was nothing to look at in any, and write the film."""
+        if self._fit is not None:
+            with self._messenger.guard("looking at the last step"):
+                self._look_back(trainer, pl_module, self._fit)
+        for source in self._fit.sources if self._fit is not None else ():
+            source.conclude()
+        self._finish_report(trainer)
+
+    def _look_back(self, trainer: Trainer, module: LightningModule, fit: _Fit) -> None:
+        """Show the last step in a pass of its own if it was no event: training has ended without notice."""
+        last, fit.last = fit.last, None
+        has_maps = self._schedule.last_event is not None
+        if last is None or not has_maps or not self._schedule.is_due(fit.step, self._settings.when, is_last=True):
+            return
+        with suppress(ValueError):  # no loss to run it again with
+            fit.sources[0].look_back()
+            with_order1 = self._settings.when.order1_every_n_steps is not None
+            self._begin_event(trainer, module, *last, fit, with_order1=with_order1)
+        self._end_event(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the hooks off when training breaks off."""
-        self._stop()
+        """Take the hooks off and forget the model when training breaks off: there will be no teardown."""
+        self._drop_event()
+        self._finish_report(trainer)
+        self._forget_fit()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the model after training."""
-        self._stop()
+        self._forget_fit()
 
-    def _stop(self) -> None:
-        self._event = self._order1 = None
-        if self._watch is not None:
-            self._watch.end()
-            self._watch = None
+    def figure(self, kind: str = "order0") -> Image:
+        """The latest maps of a kind, as a picture: a notebook shows it.
 
-    def _run_order1(self, watch: Watch, loss: TrainingLoss, module: LightningModule, batch: Any) -> None:
-        """Make the order-1 maps of the images to show, on the weights that this batch's own step will use."""
-        options = self._options()
-        loss.check(module)
-        try:
-            layers = watch.layers if self.layers == AUTO else self.layers
-            if self.per_image:
-                layers = layers or trained_layers(module, loss, *single_images(batch, [0]), **options)
-                self._chosen = self._choose_beforehand(loss, module, batch, layers, options)
-                batches, num_images = single_images(batch, self._chosen), None
-            else:
-                layers = layers or trained_layers(module, loss, batch, **options)
-                batches, num_images = [batch], self.num_images if self.images == "first" else None
-            settings = Settings(self.epsilon / loss.scale, self.second_order, self.factorised)
-            result = run_passes(
-                module, loss, batches, layers, self.order1_maps, settings, num_images=num_images, **options
-            )
-        except NotFinite:
-            self._skip()
-            return
-        except (NoLoss, NothingToRead) as error:
-            self._excuse = error
-            return
-        maps = {
-            kind: {name: m.cpu() / (1.0 if kind == "contrast" else loss.scale) for name, m in of_layers.items()}
-            for kind, of_layers in result.maps.items()
-        }
-        self._order1 = result._replace(maps=maps)
+        Raises:
+            ValueError: there are none yet.
+        """
+        return latest_figure(self.latest, kind, self._settings.look)
 
-    def _choose_beforehand(
-        self,
-        loss: TrainingLoss,
-        module: LightningModule,
-        batch: Any,
-        layers: str | Sequence[str],
-        options: dict[str, Any],
-    ) -> list[int]:
-        """The places in the batch of the images to show, before training has seen it."""
-        maps = order0_maps(module, loss, batch, layers, **options) if self.images == "hardest" else {}
-        return self._choose_images(maps, batch_size(batch)).tolist()
+    def _current_settings(self) -> Settings:
+        """The flags as they are now."""
+        return self._settings
 
-    def _take_order1(self) -> bool:
-        """Read the passes' result into `order1` and `order1_inputs`, for the images that are shown of this batch."""
-        if self._order1 is None:
-            return False
-        maps, images, layers, _ = self._order1  # order 0 tells of the problems
-        self._names = list(dict.fromkeys([*self._names, *layers]))
-        chosen = None if self.per_image else self._chosen
-        self.order1 = {kind: {name: _rows(m, chosen) for name, m in of.items()} for kind, of in maps.items()}
-        self.order1_inputs = _pick(images, chosen)
-        if any(not m.flatten(1).any(1).all() for m in self.order1.get("order1", {}).values()):
-            self._warn_once(
-                "NormGrad: order-1 maps of some images are zero: the inner step has fitted them, or they were learned "
-                "before. If that goes on, a smaller `epsilon` shows more."
-            )
-        return True
+    def _finish_report(self, trainer: Trainer) -> None:
+        if self._fit is not None:
+            self._fit.report.finish(trainer, self._settings.look)
 
-    def _skip(self) -> None:
-        self.skipped += 1
-        self._warn_once(
-            "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
-            "`callback.skipped` counts them."
-        )
+    def _forget_fit(self) -> None:
+        self._drop_event()
+        self._fit = None
 
-    def _take_maps(self, recorder: NormGrad, trainer: Trainer, pl_module: LightningModule) -> bool:
-        """Read the recorder into `maps` and `inputs`; False if there is nothing to show."""
-        self._names = recorder.layers
-        maps = {name: _scaled(m.cpu(), self._loss_scale) for name, m in recorder.latest_maps().items()}
-        totals = {name: float(m.sum()) for name, m in maps.items()}
-        if not recorder.has_run and self._saw_backward:
-            self._rehearse_instead(trainer, pl_module)
-        self._report(recorder, totals)
-        if not all(math.isfinite(totals[name]) or bool(m.isfinite().all()) for name, m in maps.items()):
-            self._skip()
-            return False
-        if not maps:
-            return False
-        images = {name: recorder.images_of(name) for name in maps}
-        parts = [*maps.values(), *(i for i in images.values() if i is not None)]
-        count = min(map(len, parts))
-        if self._chosen is None:
-            self._chosen = self._choose_images(maps, count).tolist()
-        chosen = [place for place in self._chosen if place < count]
-        self.maps = {name: _rows(m, chosen) for name, m in maps.items()}
-        self.inputs = _pick(recorder.images, chosen)
-        self._inputs_of = {
-            name: self.inputs if i is recorder.images else _pick(i, chosen) for name, i in images.items()
-        }
-        return True
-
-    def _report(self, recorder: NormGrad, totals: Mapping[str, float]) -> None:
-        """Tell what cannot be read, and what there is nothing to see in, each once."""
-        for problem in recorder.new_problems(after_backward=recorder.has_run and self._saw_backward):
-            self._complain(problem + self._hint)
-        for name in (name for name, total in totals.items() if total == 0):
-            self._warn_once(
-                f"NormGrad: the map of {name!r} is zero everywhere, so no gradient reaches its locations. At the first "
-                "step that is so if the head's weights start at zero; always, if the head reads a class token alone."
-            )
-
-    def _rehearse_instead(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """No layer was seen at work: they may be in compiled functions, which a rehearsal runs eagerly."""
-        if isinstance(self._watch, Live) and has_compiled_anything():
-            with suppress(ValueError):
-                self._watch = self._rehearsal(trainer, pl_module)
-                return
-        self._complain(
-            "NormGrad saw no layer at work: hooks work only in layers that are called as `layer(x)`, not as "
-            "`layer.forward(x)`, and that are part of the model when training starts."
-        )
-
-    def _choose_images(self, maps: Mapping[str, Tensor], count: int) -> Tensor:
-        """The places in the batch of the images to show, of the first `count`."""
-        shown = min(count, self.num_images)
-        if self.images == "random":
-            return torch.tensor(self._random.sample(range(count), shown))
-        if self.images == "hardest":
-            return _signal(maps, count).argsort(descending=True)[:shown]
-        return torch.arange(shown)
-
-    def _announce(self, trainer: Trainer) -> None:
-        """Say once which layers are read and where the panels go, as Lightning says such things."""
-        if self._announced:
-            return
-        self._announced = True
-        where = " and ".join(writer.where for writer in self._writers)
-        panels = f"panels go to {where}" if where else "without a logger there are no panels, only `callback.maps`"
-        how = f"{' (auto)' if self.layers == AUTO else ''} {_every(self.every_n_steps)}"
-        if self._watch is not None and self._watch.rehearses:
-            how += ", in a pass of its own for each event, as the model is compiled"
-        self._say(trainer, f"NormGrad reads {', '.join(self._names)}{how}; {panels}.{self._about_order1()}")
-
-    def _say(self, trainer: Trainer, sentence: str) -> None:
-        """Say it once, on rank 0, where Lightning says such things."""
-        if trainer.is_global_zero and sentence not in self._told:
-            self._told.add(sentence)
-            home = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
-            log = logging.getLogger(f"{home.split('.trainer')[0]}.normgrad")
-            log.info(sentence)
-
-    def _about_order1(self) -> str:
-        if self.order1_every_n_steps is None:
-            return ""
-        steps = _every(self.order1_every_n_steps)
-        whose = "an inner step for each image" if self.per_image else "one inner step for the whole batch"
-        return f" Order-1 maps ({', '.join(self.order1_maps)}) come {steps}, with {whose}."
-
-    def _show(self, step: int, order0: bool) -> None:
-        """Draw the latest maps, and give the panels to every writer."""
-        if not self._writers:
-            return
-        panels: list[Panel] = []
-        with self._guard("drawing"):
-            panels.extend(self._panels(order0))
-        for writer in self._writers if panels else ():
-            with self._guard(f"writing to {writer.where}"):
-                writer.log_panels(step, panels)
-
-    def _panels(self, order0: bool) -> Iterator[Panel]:
-        at = "" if self.target == "output" else f"_{self.target}"
-        if order0:
-            panels = self._look.panels(self.maps, self._inputs_of)
-            yield from numbered(f"normgrad_order0{at}", panels, self._names)
-        if self._order1 is not None:
-            of = "" if self.per_image else "_batch"
-            for kind, maps in self.order1.items():
-                panels = self._look.panels(maps, dict.fromkeys(maps, self.order1_inputs), signed=kind == "contrast")
-                yield from numbered(f"normgrad_{kind}{at}{of}", panels, self._names)
+    def _drop_event(self) -> None:
+        """End the event without a look at it, if there is one."""
+        if self._event is not None:
+            with self._ended(self._event):
+                pass
 
     @contextmanager
-    def _guard(self, doing: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """A failure inside is told once and stops nothing, unless `on_error="raise"`; `but` these are the user's."""
+    def _ended(self, event: Event) -> Iterator[Event]:
+        """The event without hooks; after this, nothing of it is left."""
         try:
-            yield
-        except Exception as error:
-            if self.on_error == "raise" or isinstance(error, but):
-                raise
-            kind = type(error).__name__
-            self._warn_once(f"NormGrad failed at {doing}, and training goes on: {kind}: {error}", f"{doing}: {kind}")
+            with self._messenger.guard("ending an event"):
+                event.stop()
+            self._event = None  # not before: Ctrl-C may have left hooks
+            yield event
+        finally:
+            event.forget()
 
-    def _complain(self, problem: str) -> None:
-        if self.on_error == "raise":
-            raise RuntimeError(problem)
-        self._warn_once(problem)
+    def _show(self, trainer: Trainer, event: Event) -> None:
+        """Keep the maps of an event, draw its page, and give that to every writer."""
+        map_sets = event.map_sets(self._messenger)
+        if event.skipped:
+            self.skipped += event.skipped
+            self._messenger.warn_once(
+                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
+                "`callback.skipped` counts them."
+            )
+        if map_sets and self._fit is not None:
+            self._keep(map_sets)
+            about = [source.about for source in self._fit.sources]
+            self._fit.report.show(trainer, map_sets, self._settings.look, about)
 
-    def _warn_once(self, sentence: str, cause: str | None = None) -> None:
-        """Warn, unless this cause (by default, this sentence) was told before."""
-        if (cause or sentence) not in self._warned:
-            self._warned.add(cause or sentence)
-            warn(sentence)
-
-
-def _plain(value: Any) -> Any:
-    """A list of OmegaConf's, or of another config, as one of Python's; all else as it is."""
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def _every(steps: int) -> str:
-    return "every step" if steps == 1 else f"every {steps} steps"
-
-
-def _is_due(step: int, every: int | None, last: int | None) -> bool:
-    """Whether a multiple of `every` has come since the last event (steps may come in twos)."""
-    return every is not None and (last is None or step // every > last // every)
-
-
-def _loss_scale(trainer: Trainer, pl_module: LightningModule) -> float:
-    """What undoes Lightning's division by accumulated batches and a GradScaler's factor."""
-    accumulated = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-    return accumulated / scale_of(trainer)
-
-
-def _rows(t: Tensor, chosen: Sequence[int] | None) -> Tensor:
-    """The rows of these images; of all, if None is said."""
-    if chosen is None:
-        return t
-    places = [place for place in chosen if place < len(t)]
-    return t[: len(places)] if places == list(range(len(places))) else t[places]
-
-
-def _pick(images: Tensor | None, chosen: Sequence[int] | None) -> Tensor | None:
-    """A copy of these images, for they are training's own."""
-    return None if images is None else _rows(images, chosen).to("cpu", copy=True)
-
-
-def _scaled(m: Tensor, factor: float) -> Tensor:
-    return m if factor == 1 else m * factor
-
-
-def _signal(maps: Mapping[str, Tensor], count: int) -> Tensor:
-    """How much of the training signal comes from each image: its share of each layer's maps, added up."""
-    totals = [m[:count].flatten(1).sum(1) for m in maps.values()]
-    return torch.stack([total / total.sum().clamp_min(1e-38) for total in totals]).sum(0)
+    def _keep(self, map_sets: Sequence[MapSet]) -> None:
+        """Let the attributes show the latest maps."""
+        self.latest = {**self.latest, **{one.name: one for one in map_sets}}
+        of_batch = [one for one in map_sets if one.source == "batch"]
+        order1 = {one.name: one for one in of_batch if one.kind.needs_passes}
+        if order1:
+            self.order1 = {name: dict(one.maps) for name, one in order1.items()}
+            self.order1_inputs = next(iter(order1.values())).images
+        if of_batch and of_batch[0].name not in order1:
+            self.maps, self.inputs = dict(of_batch[0].maps), of_batch[0].images

@@ -25,6 +25,13 @@ def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(f"`{name}`: expected a list of {', '.join(map(repr, known))}, each once, but got {value!r}.")
 
 
+def check_names(name: str, value: object) -> None:
+    """Raise if `value` is no list of texts."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not value or not all(isinstance(one, str) and one.strip() for one in value):  # type: ignore[attr-defined]
+        raise ValueError(f"`{name}`: expected a list of names, one for each class, but got {value!r}.")
+
+
 def check_whole(name: str, value: object, least: int, hint: str = "") -> None:
     """Raise if `value` is no whole number of at least `least`."""
     if not _is_whole(value) or int(value) < least:  # type: ignore[call-overload]
@@ -61,9 +68,12 @@ def check_opacity(value: object) -> None:
 
 def check_grid(value: object) -> None:
     """Raise if `value` is neither None nor a grid of tokens."""
-    fits = isinstance(value, Sequence) and value and all(_is_whole(size) and size > 0 for size in value)
-    if value is not None and not fits:
-        raise ValueError(f"`token_grid`: expected None or the sizes (rows, columns), but got {value!r}.")
+    sizes = list(value) if isinstance(value, Sequence) and value and all(map(_is_whole, value)) else [0]
+    if value is not None and (min(sizes[:2]) < 1 or min(sizes) < 0):
+        raise ValueError(
+            "`token_grid`: expected None or the sizes (rows, columns), perhaps with the number of tokens before them, "
+            f"but got {value!r}."
+        )
 
 
 def _check_numbers(name: str, value: object) -> int:

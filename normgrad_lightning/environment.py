@@ -54,9 +54,10 @@ def _read(flag: str, text: str, kinds: Mapping[str, Any]) -> Any:
     if flag not in kinds:
         import difflib
 
-        near = difflib.get_close_matches(flag, kinds, 1) or sorted(kinds)
-        hint = " or ".join(map(variable, near)) if len(near) == 1 else f"one of {', '.join(map(variable, near))}"
-        raise ValueError(f"`{variable(flag)}`: there is no such flag. Did you mean {hint}?")
+        near = difflib.get_close_matches(flag, kinds, 1)
+        all_flags = f"The flags are {', '.join(map(variable, sorted(kinds)))}."
+        hint = f"Did you mean {variable(near[0])}?" if near else all_flags
+        raise ValueError(f"`{variable(flag)}`: there is no such flag. {hint}")
     try:
         return parse(text, kinds[flag])
     except ValueError as error:

@@ -4,20 +4,26 @@ Everywhere `x` is `(N, C, *S)`, an activation, `g` the gradient of the loss ther
 three axes). What location `u` teaches a layer is an outer product, `g_u x_uᵀ`; a map holds the size of that product.
 No product is ever formed and no patch ever unfolded: norms and window sums are enough.
 
-Results are float32, or float64 for float64 inputs. Half types are widened before they are squared.
+Results are float32, or float64 for float64 inputs. Half types are widened before they are squared. Values of any size
+are right, also where their squares would vanish or overflow; but what is smaller than 1e-10 of the largest value of its
+image may count as zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from normgrad_lightning.products import OuterProducts, wide_dtype
-from normgrad_lightning.windows import Window
+from normgrad_lightning.maths.products import OuterProducts, wide_dtype
+from normgrad_lightning.maths.scaling import unit_scale
+from normgrad_lightning.maths.windows import Window
+from normgrad_lightning.tensor_subclasses import plain
 
 __all__ = [
+    "combine",
     "contrast",
     "grad_cam",
     "normgrad",
@@ -84,11 +90,11 @@ def normgrad_conv(
     Args:
         x: the convolution's input, `(N, C, *S)`.
         g: gradient of the loss with respect to its output, `(N, D, *S_out)`.
-        kernel_size: as in `torch.nn.Conv2d`; likewise the next five.
-        stride: see there.
+        kernel_size: as in `torch.nn.Conv2d`.
+        stride: as in `torch.nn.Conv2d`.
         padding: a number, one for each axis, `"same"` or `"valid"`.
-        dilation: see there.
-        groups: see there.
+        dilation: as in `torch.nn.Conv2d`.
+        groups: as in `torch.nn.Conv2d`.
         padding_mode: `"zeros"`, `"reflect"`, `"replicate"` or `"circular"`.
         accumulate: spread the map over the input's grid, or leave it on the output's.
 
@@ -124,11 +130,11 @@ def normgrad_conv_transpose(
     Args:
         x: the layer's input, `(N, C, *S)`.
         g: gradient of the loss with respect to its output, `(N, D, *S_out)`; its size tells the output padding.
-        kernel_size: as in `torch.nn.ConvTranspose2d`; likewise the next four.
-        stride: see there.
-        padding: see there.
-        dilation: see there.
-        groups: see there.
+        kernel_size: as in `torch.nn.ConvTranspose2d`.
+        stride: as in `torch.nn.ConvTranspose2d`.
+        padding: as in `torch.nn.ConvTranspose2d`.
+        dilation: as in `torch.nn.ConvTranspose2d`.
+        groups: as in `torch.nn.ConvTranspose2d`.
         accumulate: spread the map over the output's grid, or leave it on the input's.
 
     Returns:
@@ -198,7 +204,8 @@ def hessian_factor(epsilon: float, h: float, adversarial: bool) -> float:
 def corrected_gradient(g: Tensor, g_plus: Tensor, g_minus: Tensor, factor: float) -> Tensor:
     """The gradient at the stepped weights with its Hessian term, `g + factor · (g⁺ − g⁻)`."""
     dtype = wide_dtype(g)
-    return g.detach().to(dtype) + factor * (g_plus.detach().to(dtype) - g_minus.detach().to(dtype))
+    g, g_plus, g_minus = (plain(t).detach().to(dtype) for t in (g, g_plus, g_minus))
+    return g + factor * (g_plus - g_minus)
 
 
 def contrast(order1: Tensor, adversarial: Tensor) -> Tensor:
@@ -217,7 +224,8 @@ def contrast(order1: Tensor, adversarial: Tensor) -> Tensor:
         raise ValueError(
             f"`adversarial`: expected the shape of `order1`, {tuple(order1.shape)}, but got {tuple(adversarial.shape)}."
         )
-    helps, hurts = (maps.to(wide_dtype(maps)) for maps in (order1, adversarial))
+    # Scaled, so that no sum overflows.
+    helps, hurts = (maps * unit_scale(maps) if maps.numel() else maps for maps in map(plain, (order1, adversarial)))
     totals = [maps.sum(tuple(range(1, maps.dim())), keepdim=True) for maps in (helps, hurts)]
     difference = helps / totals[0] - hurts / totals[1]
     return torch.where((totals[0] > 0) & (totals[1] > 0), difference, torch.zeros_like(difference))
@@ -239,10 +247,89 @@ def grad_cam(x: Tensor, g: Tensor) -> Tensor:
             f"`g`: expected the shape of `x`, {tuple(x.shape)}, but got {tuple(g.shape)}. Pass the gradient at `x`."
         )
     dtype = torch.promote_types(wide_dtype(x), wide_dtype(g))
-    x, g = x.detach().to(dtype), g.detach().to(dtype)
+    x, g = plain(x).detach().to(dtype), plain(g).detach().to(dtype)
     locations = tuple(range(2, g.dim()))
     # Not a matrix product: autocast would take it in half precision.
     return torch.relu((x * g.mean(locations, keepdim=True)).sum(1))
+
+
+_FLOOR = 1e-6  # of a map's mean: one layer that is dark at a place does not make the combined map dark there
+_INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def combine(maps: Mapping[str, Tensor] | Iterable[Tensor], size: int | Sequence[int]) -> Tensor:
+    """One map for all depths: as fine as those of early layers, as focused as those of late ones.
+
+    The geometric mean, image by image, of the L layers' maps, each divided by its own mean:
+
+        M_u = exp( 1/L · Σ_l log( max( up(m_l)_u / mean(m_l), 1e-6 ) ) )
+
+    where `up` is linear interpolation to `size` (bilinear, trilinear; `align_corners=False`). A layer whose map of an
+    image is zero everywhere, or not finite somewhere, is left out for that image; without any layer left, M is zero.
+
+    Args:
+        maps: `(N, *S)` of each layer, from 0 up, for the same images: `recorder.maps`, or a list. S has one, two or
+            three axes, and may be another grid for each layer.
+        size: the grid of the result, that of the images as a rule: a number for each axis, or one for all.
+
+    Returns:
+        The map, `(N, *size)`, in units of the means: 1 where each layer has the mean of its map.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> early, late = torch.tensor([[1.0, 3.0, 1.0, 3.0]]), torch.tensor([[1.0, 7.0]])
+        >>> NF.combine([early, late], 4)
+        tensor([[0.3536, 0.9682, 0.8292, 1.6202]])
+    """
+    layers = _checked_maps(list(maps.values() if isinstance(maps, Mapping) else maps))
+    axes = layers[0].dim() - 1
+    grid = _checked_size(size, axes)
+    total = layers[0].new_zeros(len(layers[0]), *grid)
+    count = layers[0].new_zeros(len(layers[0]), *(1,) * axes)
+    for m in layers:
+        scaled = m * unit_scale(m)  # so that no sum overflows
+        mean = scaled.mean(tuple(range(1, m.dim())), keepdim=True)
+        is_there = mean.isfinite() & (mean > 0)
+        at_size = F.interpolate((scaled / mean)[:, None], grid, mode=_INTERPOLATIONS[axes], align_corners=False)[:, 0]
+        total += torch.where(is_there, at_size.clamp_min(_FLOOR).log(), 0.0)
+        count += is_there
+    return torch.where(count > 0, (total / count.clamp_min(1)).exp(), 0.0)
+
+
+def _checked_maps(maps: list[Tensor]) -> list[Tensor]:
+    """The maps in one wide type; raises if they cannot be of the same images."""
+    if not maps:
+        raise ValueError(
+            "`maps`: expected the maps of at least one layer, but got none. Pass those of a step that ran."
+        )
+    for m in maps:
+        if not isinstance(m, Tensor) or m.dim() - 1 not in _INTERPOLATIONS or not m.is_floating_point():
+            came = f"{m.dtype} of shape {tuple(m.shape)}" if isinstance(m, Tensor) else repr(type(m).__name__)
+            raise ValueError(
+                "`maps`: expected floating-point tensors (N, *S) with one, two or three spatial axes, but got "
+                f"{came}. Pass the maps of all layers as a dict or a list."
+            )
+    if len({(len(m), m.dim()) for m in maps}) > 1:
+        shapes = ", ".join(str(tuple(m.shape)) for m in maps)
+        raise ValueError(
+            f"`maps`: expected as many images and as many axes at each layer, but got {shapes}. Pass maps of the same "
+            "images."
+        )
+    if any(bool((m < 0).any()) for m in maps):
+        raise ValueError("`maps`: expected values from 0 up, but some are negative. Signed maps cannot be combined.")
+    dtype = torch.float64 if any(m.dtype == torch.float64 for m in maps) else torch.float32
+    return [plain(m).detach().to(dtype) for m in maps]
+
+
+def _checked_size(size: int | Sequence[int], axes: int) -> list[int]:
+    grid = [size] * axes if isinstance(size, int) else list(size)
+    if len(grid) != axes or not all(isinstance(side, int) and side > 0 for side in grid):
+        raise ValueError(
+            f"`size`: expected a whole number from 1 up, or {axes} of them, one for each axis of the maps, but got "
+            f"{size!r}. Pass the size of the images, `images.shape[2:]`."
+        )
+    return grid
 
 
 def _map(products: OuterProducts, x: Tensor, g: Tensor, accumulate: bool = True) -> Tensor:

@@ -86,8 +86,10 @@ def shown_panels(browser):
 
 
 def open_images_tab(browser, address, panels):
-    """Open the Images tab and wait for that many panels."""
+    """Open the Images tab and all of its groups, of which TensorBoard opens two, and wait for that many panels."""
     browser.get(f"{address}#images")
+    until(lambda: shown_panels(browser))
+    browser.execute_script(FIND_ALL + "for (const heading of found.slice(2)) heading.click();", "button.heading")
     return until(lambda: (shown := shown_panels(browser)) and len(shown) >= panels and shown)
 
 

@@ -201,6 +201,30 @@ def grad_cam(x: Tensor, g: Tensor) -> Tensor:
     return cam
 
 
+def combine(maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+    """Returns (N, *size): the geometric mean of the layers' maps over their means, number by number."""
+    out = torch.zeros(len(maps[0]), *size, dtype=torch.float64)
+    for n in range(len(out)):
+        layers = [m[n].double() for m in maps if m[n].isfinite().all() and m[n].any()]
+        for u in itertools.product(*map(range, size)) if layers else ():
+            logs = [math.log(max(interpolated(m, u, size) / m.mean().item(), 1e-6)) for m in layers]
+            out[(n, *u)] = math.exp(sum(logs) / len(logs))
+    return out
+
+
+def interpolated(m: Tensor, u: Sequence[int], size: Sequence[int]) -> float:
+    """Returns the value of a map (*S) at place u of another grid, from the corners of the cell that u falls into."""
+    total = 0.0
+    corners = []
+    for place, grid, wanted in zip(u, m.shape, size, strict=True):
+        at = min(max((place + 0.5) * grid / wanted - 0.5, 0.0), grid - 1.0)
+        low = math.floor(at)
+        corners.append([(low, 1.0 - (at - low)), (min(low + 1, grid - 1), at - low)])
+    for corner in itertools.product(*corners):
+        total += m[tuple(place for place, _ in corner)].item() * math.prod(weight for _, weight in corner)
+    return total
+
+
 def normgrad_conv_by_unfold(x: Tensor, g: Tensor, *, kernel_size: int, padding: int) -> Tensor:
     """Returns the 2-d map on the output's grid the tempting way, with k² times the memory of x."""
     patches = F.unfold(x, kernel_size, padding=padding)

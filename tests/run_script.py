@@ -1,6 +1,7 @@
 """Running a user's script as a user would: in a process and a folder of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
+PANEL = re.compile(r"normgrad_[^/]+/\d\d")  # of any callback of the run, also of a second one
 
 
 def run(folder, command, shell=False, **environment):
@@ -32,6 +34,6 @@ def shown(folder):
     for file in sorted(folder.rglob("events*")):
         events = EventAccumulator(str(file), size_guidance={"images": 0})
         events.Reload()
-        for tag in events.Tags()["images"]:
+        for tag in (tag for tag in events.Tags()["images"] if PANEL.match(tag)):
             steps.setdefault(tag, []).extend(event.step for event in events.Images(tag))
     return steps

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
-README = Path(__file__).parents[1] / "README.md"
 NETWORKS = ["ResNet-18", "ResNet-50", "MobileNet-V3", "ConvNeXt-T", "ViT-S"]
 
 
@@ -81,6 +80,21 @@ def test_log_writes_less_than_add_image_in_less_time(tmp_path):
             assert figure["thread_ms"]["median"] <= figure["disk_ms"]["median"]
 
 
+def test_robust_pictures_of_early_layers_are_brighter_and_have_no_dots(tmp_path):
+    text, figures = run("drawing", tmp_path)
+    networks = figures["networks"]
+    assert list(networks) == ["ResNet-18", "ConvNeXt-T", "ViT-S", "the demo's"]
+    for network in ("ResNet-18", "ConvNeXt-T", "the demo's"):
+        for (layer, of), left in zip(networks[network].items(), (0.1, 0.3), strict=False):
+            before, after = of["image"], of["robust"]
+            assert after["95th percentile"] > max(0.6, before["95th percentile"] + 0.03), (network, layer)
+            assert after["stride"] < min(left, before["stride"] / 2), (network, layer)
+            percentiles = f"{before['95th percentile']:.2f} → {after['95th percentile']:.2f}"
+            assert f"| {network} | `{layer}` | {of['grid']} × {of['grid']} | {percentiles} | " in text
+    for of in networks["ViT-S"].values():  # 8 × 8: as it is
+        assert of["robust"] == pytest.approx(of["image"])
+
+
 def test_compile_counts_graphs_and_breaks(tmp_path):
     text, figures = run("compile", tmp_path)
     assert figures["compiled"] == {"plain": {"graphs": 1, "breaks": 0}, "all": {"graphs": 1, "breaks": 0}}
@@ -96,11 +110,13 @@ def test_startup_compares_with_a_machine_that_has_us_not(tmp_path):
     assert f"| `NORMGRAD=0` | {of['off']['trainer_ms']['median']:.1f} (" in text
 
 
-def test_the_tables_in_the_readme_are_those_of_the_kept_figures(monkeypatch):
+def test_the_tables_in_the_readmes_are_those_of_the_kept_figures(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import all as benchmarks
 
-    readme = README.read_text()
-    named = re.findall(r"<!-- benchmark: (\w+) -->", readme)
-    assert sorted(named) == sorted(["summary", *benchmarks.OPTIONS])
-    assert benchmarks.rewritten(readme) == readme, "run `python tests/benchmarks/all.py --tables`"
+    pages = [page.read_text() for page in benchmarks.PAGES]
+    named = [re.findall(r"<!-- benchmark: (\w+) -->", page) for page in pages]
+    assert named[0] == ["short"]
+    assert sorted(named[1]) == sorted(["summary", *benchmarks.OPTIONS])
+    for page in pages:
+        assert benchmarks.rewritten(page) == page, "run `python tests/benchmarks/all.py --tables`"

@@ -42,7 +42,8 @@ def test_the_signal_moves_onto_the_objects(tmp_path):
     assert sheet.width > 900
     events = EventAccumulator(str(next((tmp_path / "out").rglob("events*")).parent))
     events.Reload()
-    assert len(events.Tags()["images"]) == 4
+    pictures = [f"normgrad_order0/{number:02d}_{layer}" for number, (layer, *_) in enumerate(rows)]
+    assert sorted(events.Tags()["images"]) == ["normgrad/0_overview", *pictures]
     assert "Warning" not in run.stderr
 
 

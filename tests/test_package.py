@@ -3,100 +3,74 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import normgrad_lightning
+from normgrad_lightning import kinds
 
 PACKAGE = Path(normgrad_lightning.__file__).parent
 
-# What each module may import of the package. Nothing else, so that no arrow is ever turned round.
 ARROWS = {
-    "__init__": {"functional", "callback", "capture", "order1", "passes", "show"},
-    "windows": {"checks"},
-    "products": {"windows"},
-    "functional": {"products", "windows"},
+    # plain data and checks, which anyone may know
+    "both_lightnings": set(),
     "checks": set(),
     "environment": set(),
-    "telling": set(),
-    "activation": {"ambient", "environment", "telling"},
-    "ambient": {"callback", "environment"},
-    "command": {"environment", "explain", "layer_table", "loading", "order1", "sheet"},
-    "loading": set(),
-    "explain": {"layers", "order1", "passes"},
-    "layer_table": {"hooks", "isolation", "layers", "passes", "scout"},
-    "sheet": {"render"},
-    "show": {"checks", "loggers", "panels"},
-    "hooks": set(),
-    "isolation": set(),
-    "batches": set(),
-    "tokens": set(),
-    "render": {"checks"},
-    "panels": {"checks", "render"},
-    "records": {"render"},
-    "loggers": {"records", "render"},
-    "layers": {"isolation", "tokens"},
-    "scout": {"hooks", "isolation", "layers", "tokens"},
-    "capture": {"checks", "hooks", "isolation", "layers", "products", "scout", "tokens", "windows"},
-    "passes": {"batches", "capture", "functional", "isolation", "layers", "scout"},
-    "order1": {"batches", "capture", "checks", "functional", "isolation", "layers", "passes"},
-    "training_loss": {"isolation"},
-    "watch": {"capture", "isolation", "layers", "passes"},
-    "callback": {
-        "batches",
-        "capture",
-        "checks",
-        "environment",
-        "isolation",
-        "layers",
-        "loggers",
-        "order1",
-        "panels",
-        "passes",
-        "render",
-        "telling",
-        "training_loss",
-        "watch",
-    },
+    "kinds": set(),
+    "page": set(),
+    "tensor_subclasses": set(),
+    # from a step to maps
+    "maths": {"checks", "tensor_subclasses"},
+    "maps": {"kinds", "views"},  # only to show themselves
+    "functional": {"maths", "tensor_subclasses"},
+    "recording": {"checks", "functional", "kinds", "maps", "maths", "tensor_subclasses"},
+    "passes": {"checks", "functional", "kinds", "maps", "recording", "tensor_subclasses"},
+    "events": {"checks", "kinds", "passes", "recording", "tensor_subclasses", "views"},
+    # from maps to a logger
+    "views": {"checks", "functional", "kinds", "page"},
+    "writers": {"page"},
+    # what puts the two together
+    "report": {"events", "kinds", "page", "views", "writers"},
+    "callback": {"both_lightnings", "environment", "events", "kinds", "recording", "report", "views", "writers"},
+    "own_loop": {"checks", "kinds", "page", "views", "writers"},
+    "cli": {"environment", "kinds", "passes", "recording", "views"},
+    "switch": {"callback", "environment", "events", "writers"},
+    "__init__": {"callback", "functional", "own_loop", "passes", "recording"},
+    # the names of 0.1.0's entry points
+    "activation": {"switch"},
+    "command": {"cli"},
 }
+"""What each room, or module beside the rooms, imports of the others. No arrow is ever turned round."""
+
 OUTSIDE = {
-    "windows": {"torch"},
-    "products": {"torch"},
+    "kinds": {"torch"},
+    "maps": {"torch"},
+    "page": {"numpy"},
+    "tensor_subclasses": {"torch"},
+    "maths": {"torch"},
     "functional": {"torch"},
-    "checks": set(),
-    "environment": set(),
-    "telling": set(),
-    "activation": set(),
-    "ambient": {"pytorch_lightning"},
-    "command": {"torch", "numpy"},
-    "loading": {"torch", "numpy", "PIL"},
-    "explain": {"torch"},
-    "layer_table": {"torch"},
-    "sheet": {"numpy", "PIL"},
-    "show": {"torch"},
-    "hooks": {"torch"},
-    "isolation": {"torch", "numpy"},
-    "batches": {"torch", "numpy"},
-    "tokens": {"torch"},
-    "layers": {"torch"},
-    "scout": {"torch"},
-    "capture": {"torch"},
-    "passes": {"torch"},
-    "order1": {"torch"},
-    "render": {"numpy", "PIL", "cmap"},
-    "panels": {"torch"},
-    "loggers": {"PIL", "wandb", "mlflow", "aim"},
-    "records": {"tensorboard", "google_crc32c"},
-    "training_loss": {"torch", "pytorch_lightning"},
-    "watch": {"torch"},
-    "callback": {"torch", "pytorch_lightning"},
-    "__init__": set(),
+    "recording": {"torch"},
+    "passes": {"numpy", "torch"},
+    "events": {"pytorch_lightning", "torch"},
+    "views": {"PIL", "cmap", "numpy", "torch"},
+    "writers": {"PIL", "aim", "google_crc32c", "mlflow", "numpy", "tensorboard", "wandb"},
+    "report": {"pytorch_lightning"},
+    "callback": {"PIL", "pytorch_lightning", "torch"},
+    "own_loop": {"torch"},
+    "cli": {"PIL", "numpy", "torch"},
+    "switch": {"pytorch_lightning"},
 }
+"""What each of them imports of other packages, where it imports any."""
 
 
-def imports(module):
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -106,16 +80,47 @@ def imports(module):
                 yield node.module
 
 
-def test_every_module_is_in_the_table():
-    assert {path.stem for path in PACKAGE.glob("*.py")} == set(ARROWS)
+def imported_by(room):
+    names = [name.split(".") for path in PACKAGE.rglob("*.py") if room_of(path) == room for name in imports(path)]
+    ours = {parts[1] for parts in names if parts[0] == "normgrad_lightning"} - {room}
+    others = {parts[0] for parts in names} - {"normgrad_lightning"} - sys.stdlib_module_names
+    return ours, others
 
 
-@pytest.mark.parametrize("module", ARROWS)
-def test_dependencies_point_one_way(module):
-    names = [name.split(".") for name in imports(module)]
-    assert {parts[1] for parts in names if parts[0] == "normgrad_lightning"} == ARROWS[module]
-    others = {parts[0] for parts in names} - {"normgrad_lightning"}
-    assert {name for name in others if name not in sys.stdlib_module_names} == OUTSIDE[module]
+def test_every_room_is_in_the_table():
+    assert {room_of(path) for path in PACKAGE.rglob("*.py")} == set(ARROWS)
+
+
+@pytest.mark.parametrize("room", ARROWS)
+def test_dependencies_point_one_way(room):
+    assert imported_by(room) == (ARROWS[room], OUTSIDE.get(room, set()))
+
+
+def test_no_arrows_make_a_circle():
+    TopologicalSorter(ARROWS).prepare()
+
+
+def test_events_know_of_views_only_how_pictures_look():
+    """It is one of the groups of flags."""
+    taken = {name for path in (PACKAGE / "events").glob("*.py") for name in imports(path) if ".views" in name}
+    assert taken == {"normgrad_lightning.views.look"}
+
+
+def test_the_kinds_of_maps_are_known_without_torch():
+    assert "torch" not in modules_after("import normgrad_lightning.kinds, normgrad_lightning.cli.command")
+
+
+def test_the_type_of_order_1_kinds_names_those_of_the_table():
+    assert tuple(name for name, kind in kinds.KINDS.items() if kind.needs_passes) == kinds.ORDER1_KINDS
+
+
+def test_there_is_one_list_of_kinds():
+    """Names of kinds stand in the table; elsewhere only where a function of this name is."""
+    elsewhere = {"functional.py": {"contrast"}, "order1.py": {"adversarial"}}
+    for path in PACKAGE.rglob("*.py"):
+        strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        asked = strings & {"contrast", "adversarial"}
+        assert path.name == "kinds.py" or asked <= elsewhere.get(path.name, set()), path
 
 
 def modules_after(code):
@@ -140,7 +145,8 @@ def test_nothing_heavy_is_imported_until_a_name_is_used():
     assert "normgrad_lightning" in imported("import normgrad_lightning")
     assert not heavy & imported("import normgrad_lightning")
     assert heavy & imported("import normgrad_lightning; normgrad_lightning.NormGrad") == {"torch", "numpy"}
-    assert {"pytorch_lightning", "lightning"} <= imported("from normgrad_lightning import NormGradCallback")
+    callback = imported("from normgrad_lightning import NormGradCallback")
+    assert heavy & callback == {"torch", "numpy"}  # Lightning is for the script to import
 
 
 def test_the_parts_without_lightning_do_not_load_it():

@@ -1,4 +1,4 @@
-"""What the README says is so."""
+"""What the READMEs say is so."""
 
 import doctest
 import inspect
@@ -8,19 +8,28 @@ from pathlib import Path
 import hydra
 import pytest
 import pytorch_lightning as pl
+import table_of_setups
 import torch
 import torch.nn.functional as F
-import works_with
 import yaml
 from jsonargparse import ArgumentParser
 from networks import ResNet, batch
 from omegaconf import OmegaConf
 
-from normgrad_lightning import NormGradCallback, callback, capture, command, order1
-from normgrad_lightning.command import main
+from normgrad_lightning import NormGradCallback, callback, functional, grad_cam_maps, maps
+from normgrad_lightning.cli import command
+from normgrad_lightning.cli.command import main
+from normgrad_lightning.passes import choose_layers, order0, order1
+from normgrad_lightning.recording import recorder
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = {
+    name: (ROOT / name).read_text()
+    for name in ("README.md", "examples/README.md", "tests/README.md", "tests/benchmarks/README.md")
+}
+README = PAGES["README.md"]
+MOST_LINES = 280
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
 def test_the_flags_table_is_the_signature():
@@ -31,11 +40,12 @@ def test_the_flags_table_is_the_signature():
     assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.items() if name != "self")
 
 
-def snippet(word):
-    return next(code for code in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if word in code)
+def snippet(word, page="README.md"):
+    return next(code for code in re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL) if word in code)
 
 
-def test_the_loop_of_ones_own_runs_as_written():
+def test_the_loop_of_ones_own_runs_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     model, (images, labels) = ResNet(), batch(12)
     world = {
         "model": model,
@@ -45,6 +55,10 @@ def test_the_loop_of_ones_own_runs_as_written():
     }
     exec(snippet("with NormGrad"), world)
     assert {name: len(m) for name, m in world["recorder"].maps.items()} == {"stage1": 8, "stage2": 8, "stage3": 8}
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jpg")}
+    assert files == {
+        f"maps/normgrad_order0/{name}/step_00000000.jpg" for name in ("00_stage1", "01_stage2", "02_stage3")
+    }
 
 
 def test_the_pass_for_given_images_runs_as_written():
@@ -62,6 +76,15 @@ def test_order_1_of_given_images_runs_as_written():
     assert all(m.min() < 0 < m.max() for m in world["contrast"].values())
 
 
+def test_grad_cam_of_given_images_runs_as_written():
+    images, labels = batch()
+    world = {"model": ResNet(), "images": images, "labels": labels, "loss_fn": F.cross_entropy}
+    exec(snippet("grad_cam_maps("), world)
+    assert list(world["cams"]) == ["stage1", "stage2", "stage3"]
+    lowered = grad_cam_maps(world["model"], (images, labels), score_fn=lambda *args: -world["loss"](*args))
+    assert all(torch.equal(m, lowered[name]) for name, m in world["cams"].items())
+
+
 def configs():
     return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)]
 
@@ -74,7 +97,7 @@ def test_its_config_files_make_the_callback():
     made = parser.instantiate(parser.parse_object({"callback": in_cli})).callback
     cfg = OmegaConf.create(hydra_config)
     world = {"hydra": hydra, "cfg": cfg}
-    exec(snippet("hydra.utils.instantiate"), world)
+    exec(snippet("hydra.utils.instantiate", "examples/README.md"), world)
     for one in (made, *world["callbacks"]):
         assert isinstance(one, NormGradCallback)
         assert (one.layers, one.every_n_steps) == (["net.layer1", "net.layer4"], 50)
@@ -101,7 +124,15 @@ def test_its_other_command_is_one_that_the_parser_takes():
     assert (options.label, options.size) == ([3, 5], [224, 224])
 
 
-@pytest.mark.parametrize("module", [callback, capture, order1])
+def test_the_command_of_the_picture_is_one_that_the_parser_takes_and_that_of_the_example():
+    (told,) = re.findall(r"^normgrad-lightning (explain .*?[^\\])$", PAGES["examples/README.md"], flags=re.M | re.S)
+    options = command._parser().parse_args(told.replace("\\\n", "").split())
+    assert options.module == "07_trained_network:lite0"
+    example = (ROOT / "examples/07_trained_network.py").read_text()
+    assert " ".join(told.split()).startswith(" ".join(re.search(r"(explain .*?)\n\n", example, flags=re.S)[1].split()))
+
+
+@pytest.mark.parametrize("module", [callback, functional, maps, recorder, choose_layers, order0, order1])
 def test_the_docstrings_examples_run(module):
     results = doctest.testmod(module)
     assert results.attempted >= 3
@@ -109,14 +140,47 @@ def test_the_docstrings_examples_run(module):
 
 
 def test_the_table_of_what_it_works_with_is_that_of_the_tests():
-    assert works_with.table() in README, "`python tests/works_with.py` writes it anew"
+    assert table_of_setups.table() in PAGES["tests/README.md"], "`python tests/table_of_setups.py` writes it anew"
 
 
-def test_nothing_is_left_to_fill_in():
-    assert "@@" not in README
-    assert "TODO" not in README
+def test_every_example_has_its_line():
+    scripts = sorted(path.name for path in (ROOT / "examples").glob("0*.py"))
+    assert re.findall(r"^\| \[`(\w+\.py)`\]", PAGES["examples/README.md"], flags=re.MULTILINE) == scripts
 
 
-def test_its_pictures_are_there():
-    for path in re.findall(r"!\[.*?\]\((.+?)\)", README):
-        assert (ROOT / path).stat().st_size > 10_000
+def test_every_helper_of_the_tests_has_its_line():
+    helpers = {path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")}
+    assert helpers <= set(re.findall(r"\[`(\w+\.py)`\]", PAGES["tests/README.md"]))
+
+
+def test_the_readme_is_one_that_people_finish():
+    assert len(README.splitlines()) <= MOST_LINES
+
+
+@every_page
+def test_nothing_is_left_to_fill_in(page):
+    assert "@@" not in PAGES[page]
+    assert "TODO" not in PAGES[page]
+
+
+@every_page
+def test_its_pictures_are_there(page):
+    for path in re.findall(r"!\[.*?\]\((.+?)\)", PAGES[page]):
+        assert ((ROOT / page).parent / path).stat().st_size > 10_000
+
+
+def anchors(text):
+    """What GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_its_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?://)([^)\s]+)\)", PAGES[page])
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        there = (ROOT / page).parent / path if path else ROOT / page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there.read_text()), link

@@ -11,7 +11,7 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ LAYERS = ["net.stage1", "net.stage2", "net.stage3"]
 
 
 def row(group: str, setup: str, note: str = "") -> Any:
-    """Marks a test as a row of the README's table "Works with": what is set up, and what to know about it."""
+    """Marks a test as a row of the table of set-ups: what is set up, and what to know about it."""
     return pytest.mark.works_with(group, setup, note)
 
 
@@ -210,23 +210,28 @@ def event_files(trainer: Any) -> list[EventAccumulator]:
 
 
 def scalars(trainer: Any) -> dict[str, list[tuple[int, float]]]:
-    """What was logged under each tag: steps and values."""
+    """What the run itself logged under each tag: steps and values."""
     if not trainer.loggers or "TensorBoard" not in type(trainer.logger).__name__:
         return {}
     logged: dict[str, list[tuple[int, float]]] = {}
     for read in event_files(trainer):
-        for tag in read.Tags()["scalars"]:
+        for tag in (tag for tag in read.Tags()["scalars"] if not tag.startswith("normgrad")):
             logged.setdefault(tag, []).extend((e.step, e.value) for e in read.Scalars(tag))
     return {tag: sorted(logged[tag]) for tag in sorted(logged)}
 
 
-def panels(trainer: Any) -> dict[str, list[int]]:
-    """The steps of the panels under each tag."""
+def pictures(trainer: Any) -> dict[str, list[int]]:
+    """The steps of the pictures under each tag."""
     shown: dict[str, list[int]] = {}
     for read in event_files(trainer):
         for tag in read.Tags()["images"]:
             shown.setdefault(tag, []).extend(e.step for e in read.Images(tag))
     return {tag: sorted(steps) for tag, steps in shown.items()}
+
+
+def panels(trainer: Any) -> dict[str, list[int]]:
+    """The steps of the panels under each tag; of no other pictures."""
+    return {tag: steps for tag, steps in pictures(trainer).items() if tag.startswith("normgrad_")}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -313,12 +318,13 @@ def assert_same(plain: Run, watched: Run) -> None:
 
 
 def watching(**flags: Any) -> NormGradCallback:
-    """Order 0 at each step, order 1 at each third."""
+    """Order 0 at each step, order 1 at each third and the last; of the first images, for which there is a reference."""
     return NormGradCallback(
         **{
             "every_n_steps": 1,
             "order1_every_n_steps": 3,
             "num_images": NUM_IMAGES,
+            "images": "first",
             "epsilon": EPSILON,
             "on_error": "raise",
             **flags,
@@ -334,7 +340,7 @@ def twice(
     layers: Sequence[str] = LAYERS,
     order1_layers: Sequence[str] | None = None,
     steps: Sequence[int] | None = (0, 1, 2, 3, 4, 5),
-    order1_steps: Sequence[int] | None = (0, 3),
+    order1_steps: Sequence[int] | None = (0, 3, 5),
     tolerance: float = 1e-5,
     order1_tolerance: float = 1e-4,
     eager: Callable[[], Any] | None = None,
@@ -408,6 +414,20 @@ def at(moment: Moment, make: Callable[[], Any]) -> Any:
     return module
 
 
+def with_statistics(moment: Moment, make: Any, probed: Any) -> Moment:
+    """The moment on the probe, with the statistics of the probe in all BatchNorm layers that are young."""
+    module = at(moment, make).eval()
+    layers = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
+    young = [layer for layer in layers if (1 - layer.momentum) ** int(layer.num_batches_tracked) > 0.01]
+    for layer in young:
+        layer.reset_running_stats()
+        layer.momentum = None
+        layer.train()
+    with torch.no_grad():
+        module.loss(probed)
+    return replace(moment, batch=probed, weights={name: t.clone() for name, t in module.state_dict().items()})
+
+
 def wide(value: Any) -> Any:
     """The same in float32 where it is in half precision."""
     if isinstance(value, Tensor):
@@ -417,7 +437,12 @@ def wide(value: Any) -> Any:
     return type(value)(map(wide, value)) if isinstance(value, list | tuple) else value
 
 
-def order0(moment: Moment, make: Callable[[], Any], layers: Sequence[str]) -> dict[str, Tensor]:
+def order0(
+    moment: Moment,
+    make: Callable[[], Any],
+    layers: Sequence[str],
+    formula: Callable[[Tensor, Tensor], Tensor] = reference.normgrad,
+) -> dict[str, Tensor]:
     """The order-0 maps of a step, from the products at the output of each layer, added up over its uses."""
     module = at(moment, make).train()
     uses: dict[str, list[list[Tensor]]] = {name: [] for name in layers}
@@ -425,7 +450,7 @@ def order0(moment: Moment, make: Callable[[], Any], layers: Sequence[str]) -> di
         module.get_submodule(name).register_forward_hook(tap(uses[name]))
     set_random_state(moment.random)
     module.loss(wide(copy.deepcopy(moment.batch))).backward()
-    return {name: torch.stack([reference.normgrad(x, g) for x, g in of]).sum(0) for name, of in uses.items()}
+    return {name: torch.stack([formula(x, g) for x, g in of]).sum(0) for name, of in uses.items()}
 
 
 def tap(uses: list[list[Tensor]]) -> Callable[..., Tensor]:

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -179,12 +179,14 @@ class Setup:
         make: makes the module.
         around: is around the training.
         sharded: whether each process has only a part of the weights.
+        flags: more of the callback.
     """
 
     options: Callable[[], dict[str, Any]]
     make: Callable[[], Any] = Lit
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     sharded: bool = False
+    flags: dict[str, Any] = field(default_factory=dict)
 
     def train(self, folder: Path, callback: NormGradCallback | None, make: Callable[[], Any] | None = None) -> Any:
         logger = TensorBoardLogger(folder, name=None, version="")  # one folder, whichever process asks first
@@ -209,6 +211,7 @@ SETUPS = {
     "comm_hook": Setup(ddp(CompressesGradients)),
     "counted": Setup(ddp(), around=Collectives),
     "compiled": Setup(ddp(), Compiled),
+    "probe": Setup(ddp(), flags={"probe": "train"}),
     "fsdp1": Setup(lambda: {"strategy": FSDPOnCPU()}, Wrapped, sharded=True),
     "fsdp2": Setup(lambda: {"strategy": ModelParallelStrategy(2, 1)}, Sharded, sharded=True),
     "killed": Setup(lambda: {"strategy": "ddp", "log_every_n_steps": 99}, IsKilled),  # to log would flush the file
@@ -231,11 +234,18 @@ def keep(path: Path, trainer: Any, seen: dict[str, Any], **more: Any) -> None:
         "maps": {} if history is None else history.maps,
         "order1": {} if history is None else history.order1,
         "shown": [] if history is None else [history.callback.maps, history.callback.order1, history.callback.inputs],
+        "probe": [] if history is None else probe_of(history.callback),
         "process": os.getpid(),
         "log_dir": trainer.logger.log_dir,
         **more,
     }
     torch.save(kept, f"{path}.rank{trainer.global_rank}.pt")
+
+
+def probe_of(callback: NormGradCallback) -> list[Any]:
+    """The step, images, labels and maps of the probe."""
+    latest = callback.latest.get("probe_order0")
+    return [] if latest is None else [latest.step, latest.images, latest.labels, latest.maps]
 
 
 def of_this_process(t: DTensor) -> Tensor:
@@ -276,7 +286,7 @@ def callbacks_of(setup: Setup) -> dict[str, NormGradCallback | None]:
     if setup.make is IsKilled:
         return {"watched": watching()}
     if not setup.sharded:
-        return {"plain": None, "watched": watching()}
+        return {"plain": None, "watched": watching(**setup.flags)}
     off = NormGradCallback(enabled=False)  # its collectives can be counted: to keep sharded weights takes some more
     return {"refused": watching(), "off": off, "plain": None, "watched": watching(order1_every_n_steps=None)}
 

@@ -1,9 +1,9 @@
-"""Runs all benchmarks, one after the other, and puts their tables into the README.
+"""Runs all benchmarks, one after the other, and writes their tables.
 
     python tests/benchmarks/all.py
 
-The figures are kept in `figures/`; `--tables` writes the README's tables anew from those, without a run. In the README,
-a table stands between `<!-- benchmark: NAME -->` and `<!-- end -->`.
+The figures are kept in `figures/`; `--tables` writes the tables from these, without a run. A table stands between
+`<!-- benchmark: NAME -->` and `<!-- end -->`: the short one in the project's README, all others in the README here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import startup
 from harness import FIGURES, Figures, judged, spread, table
 
 HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
+ROOT = HERE.parents[1]
+PAGES = (ROOT / "README.md", HERE / "README.md")
 OPTIONS = {
     "overhead": [],
     "memory": [],
@@ -33,6 +34,7 @@ OPTIONS = {
     "order1": [],
     "scaling": ["--picture", "examples/pictures/scaling.png"],
     "log": [],
+    "drawing": [],
     "compile": [],
     "startup": [],
 }
@@ -50,9 +52,9 @@ def kept(name: str) -> Figures:
 
 
 def block(name: str) -> str:
-    """What the README says of a benchmark."""
-    if name == "summary":
-        return summary()
+    """What stands in the place of this name."""
+    if name in SUMMARIES:
+        return SUMMARIES[name]()
     figures = kept(name)
     tables = importlib.import_module(name).show(figures)
     return f"{tables}\n\n(`{command(name)}`; {figures['machine']})"
@@ -62,6 +64,56 @@ def summary() -> str:
     """What was promised, and the worst that was measured of it."""
     rows = [*of_steps(), of_memory(), of_an_event(), *of_peers(), *of_order1(), of_compiled(), of_startup()]
     return table(["", "measured, at worst", "promised"], rows)
+
+
+def short() -> str:
+    """Six lines for the project's README: the worst network's median of each."""
+    rows = [*short_of_steps(), short_of_memory(), short_of_order1(), short_of_startup()]
+    machines = "; ".join(sorted({kept(name)["machine"] for name in OPTIONS}))
+    return table(["", f"cost ({machines})", "`python tests/benchmarks/…`"], rows)
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """A share, for people."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def short_of_steps() -> Iterator[list[str]]:
+    """Our own time in a step without an event, with one, and on the default schedule."""
+    networks = kept("overhead")["networks"]
+    _, of = worst(networks, lambda of: of["attached"]["share"])
+    text = f"{of['attached']['ours_ms']['median']:.2f} ms, {percent(of['attached']['share'])} of the step"
+    yield ["a step without an event", text, "`overhead.py`"]
+    slow, of = worst(networks, lambda of: of["panels"]["ours_ms"]["median"])
+    fast, of_fast = worst(networks, lambda of: of["panels"]["share"])
+    text = f"{of['panels']['ours_ms']['median']:.1f} ms ({slow}), {percent(of_fast['panels']['share'], 1)} of the step"
+    yield ["an event, with pictures in TensorBoard", f"{text} ({fast})", "`overhead.py`"]
+    network, of = worst(networks, lambda of: of["default"]["share"])
+    text = f"{percent(of['default']['share'])} of the training time ({network})"
+    yield [f"the default, an event every {overhead.EVENT_EVERY} steps", text, "`overhead.py`"]
+
+
+def short_of_memory() -> list[str]:
+    """Peak memory at an event."""
+    network, of = worst(kept("memory")["networks"], lambda of: of["tensors"]["ratio"])
+    text = f"+ {percent(of['tensors']['ratio'] - 1)} ({network})"
+    return ["peak memory of tensors, at an event", text, "`memory.py`"]
+
+
+def short_of_order1() -> list[str]:
+    """An event with all order-1 maps, as the callback makes them."""
+    network, of = worst(kept("order1")["networks"], lambda of: of["image, 7 passes"]["median"])
+    text = f"{of['image, 7 passes']['median']:.2f} × forward and backward of its images ({network})"
+    return ["an event with order-1 maps, off by default", text, "`order1.py`"]
+
+
+def short_of_startup() -> list[str]:
+    """The entry point of every Trainer, with `NORMGRAD` not set."""
+    figure = kept("startup")["variants"]["unset"]["more_ms"]
+    return ["any `Trainer()`, with `NORMGRAD` not set", f"+ {figure['median']:.1f} ms", "`startup.py`"]
+
+
+SUMMARIES = {"summary": summary, "short": short}
 
 
 def worst(of_networks: Figures, value: Callable[[Figures], float]) -> tuple[str, Figures]:
@@ -141,26 +193,27 @@ def of_startup() -> list[str]:
     return ["`Trainer()` with our entry point, not switched on − without it", text, f"≤ {limit:g} ms"]
 
 
-def rewritten(readme: str) -> str:
-    """The README with the tables of the kept figures."""
+def rewritten(page: str) -> str:
+    """The page with the tables of the kept figures."""
     return re.sub(
         r"(<!-- benchmark: (\w+) -->\n).*?(<!-- end -->)",
         lambda match: f"{match[1]}\n{block(match[2])}\n\n{match[3]}",
-        readme,
+        page,
         flags=re.DOTALL,
     )
 
 
 def main() -> None:
-    """Run what is asked for, and rewrite the README."""
+    """Run what is asked for, and rewrite the tables."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", nargs="+", choices=list(OPTIONS), default=list(OPTIONS), help="run just these")
-    options.add_argument("--tables", action="store_true", help="run nothing, write the tables anew")
+    options.add_argument("--tables", action="store_true", help="run nothing, only write the tables")
     args = options.parse_args()
     for name in [] if args.tables else args.only:
         print(f"\n+ {command(name)}", flush=True)
-        subprocess.run([sys.executable, HERE / f"{name}.py", *OPTIONS[name]], cwd=HERE.parents[1], check=True)
-    README.write_text(rewritten(README.read_text()))
+        subprocess.run([sys.executable, HERE / f"{name}.py", *OPTIONS[name]], cwd=ROOT, check=True)
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text()))
 
 
 if __name__ == "__main__":

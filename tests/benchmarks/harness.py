@@ -4,7 +4,8 @@ A shared machine slows down and speeds up by the minute. So variants run in turn
 what the plain one took in the same round, and the median and the quartiles of these ratios are what is reported.
 
 Each benchmark is a script with two functions: `measure(args)` returns figures that fit into a JSON file, and
-`show(figures)` makes tables of them, in markdown. `all.py` runs the scripts and puts the tables into the README.
+`show(figures)` makes tables of them, in markdown. `all.py` runs the scripts and puts the tables into
+benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Times = dict[str, list[float]]
 Figures = dict[str, Any]
 
 FIGURES = Path(__file__).parent / "figures"
-"""Where the figures of the README are kept, a file for each benchmark."""
+"""Where the figures of the tables are kept, a file for each benchmark."""
 
 
 def parser(description: str, *, rounds: int, **sizes: int) -> argparse.ArgumentParser:
@@ -34,7 +35,7 @@ def parser(description: str, *, rounds: int, **sizes: int) -> argparse.ArgumentP
     options.add_argument("--rounds", type=int, default=rounds, help=f"how often each variant runs ({rounds})")
     options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     options.add_argument("--quick", action="store_true", help="tiny inputs, two rounds: for correctness only")
-    options.add_argument("--json", type=Path, help="where the figures go (those of the README: figures/)")
+    options.add_argument("--json", type=Path, help="where the figures go (those of the tables: figures/)")
     for name, default in sizes.items():
         options.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"({default})")
     return options

@@ -28,9 +28,12 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from training import batch_of
 
-from normgrad_lightning.loggers import FilePanels, TensorBoardPanels
-from normgrad_lightning.panels import Look
-from normgrad_lightning.render import Panel, Sheet, input_tiles
+from normgrad_lightning.page import Page, Picture
+from normgrad_lightning.views.drawing import Sheet, input_tiles
+from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.panels import layer_panels
+from normgrad_lightning.writers.files import FilesWriter
+from normgrad_lightning.writers.tensorboard import TensorBoardWriter
 
 TILES = (64, 128, 256)
 GRIDS = (64, 32, 16, 8, 4)
@@ -49,19 +52,20 @@ class Event:
         self.images, _ = batch_of(images, pixels)
         self.maps: dict[str, Tensor] = {f"layer{i}": torch.rand(images, grid, grid) for i, grid in enumerate(GRIDS)}
         self.tile_size, self.folder = tile_size, folder
-        self.look = Look(mean=None, std=None, colormap="inferno", opacity=0.6, scale="image", tile_size=tile_size)
+        self.look = Look(tile_size=tile_size)
         self.board = TensorBoardLogger(folder, name="ours", version="")
         self.writer = SummaryWriter(folder / "summaries")
         self.pictures = SummaryWriter(folder / "add_image")
         self.step = 0
 
-    def drawn(self) -> list[Panel]:
+    def drawn(self) -> list[Picture]:
         """The panels, encoded."""
-        return list(self.look.panels(self.maps, dict.fromkeys(self.maps, self.images)))
+        images_of, tags = dict.fromkeys(self.maps, self.images), dict(zip(self.maps, self.maps, strict=True))
+        return list(layer_panels(self.maps, images_of, tags, self.look, signed=False))
 
     def ours(self) -> None:
         """As the callback does it."""
-        TensorBoardPanels(self.board).log_panels(self.step, self.drawn())
+        TensorBoardWriter(self.board).write(Page(self.step, self.drawn()))
 
     def summaries(self) -> None:
         """The same JPEGs, through TensorBoard's own writer."""
@@ -71,7 +75,7 @@ class Event:
 
     def files(self) -> None:
         """The same JPEGs, as files."""
-        FilePanels(self.folder / "files").log_panels(self.step, self.drawn())
+        FilesWriter(self.folder / "files").write(Page(self.step, self.drawn()))
 
     def add_image(self) -> None:
         """The same pictures, as one would log them without us."""

@@ -20,8 +20,11 @@ from harness import Figures, judged, parser, peak_bytes, ratio, run, spread, tab
 from torch import Tensor, nn
 from training import FIVE_LAYERS, NETWORKS, batch_of, loss_fn
 
-from normgrad_lightning.batches import single_images
-from normgrad_lightning.order1 import DIFFERENCE, EPSILON, Settings, run_passes
+from normgrad_lightning.kinds import EPSILON
+from normgrad_lightning.passes.batches import single_images
+from normgrad_lightning.passes.inner_step import DIFFERENCE, InnerStep
+from normgrad_lightning.passes.order1 import run_passes
+from normgrad_lightning.recording.options import ReadOptions
 
 Batch = tuple[Tensor, Tensor]
 MODELS = ("ResNet-18", "MobileNet-V3")
@@ -48,7 +51,7 @@ def forward_backward(model: nn.Module, batches: list[Batch]) -> None:
 def passes(model: nn.Module, batches: list[Batch], layers: list[str], **options: bool) -> dict[str, Tensor]:
     """Order-1 maps of the batches; with `both`, adversarial ones, too."""
     kinds = ["order1", "adversarial"] if options.pop("both", False) else ["order1"]
-    return run_passes(model, loss_fn, batches, layers, kinds, Settings(**options)).maps["order1"]
+    return run_passes(model, loss_fn, batches, layers, kinds, InnerStep(**options), ReadOptions()).maps["order1"]
 
 
 def naive(model: nn.Module, batches: list[Batch], layers: list[str]) -> dict[str, Tensor]:

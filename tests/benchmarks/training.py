@@ -25,7 +25,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from normgrad_lightning import NormGradCallback, capture, hooks
+from normgrad_lightning import NormGradCallback
+from normgrad_lightning.recording import gradients, hooks
 
 CLASSES = 1000
 
@@ -165,7 +166,7 @@ class Stopwatch:
         self.seconds += time.perf_counter() - start
 
     def __enter__(self) -> Stopwatch:
-        self._originals = [(kind, kind.__call__) for kind in (hooks.Hook, capture._Use, capture._OfBase)]
+        self._originals = [(kind, kind.__call__) for kind in (hooks.Hook, gradients.Use, gradients.OfBase)]
         for kind, original in self._originals:
             kind.__call__ = self._timed(original)
         return self

@@ -1,0 +1,1 @@
+"""When to look, at what, and what to tell the user."""

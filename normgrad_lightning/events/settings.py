@@ -1,0 +1,198 @@
+"""The flags of `NormGradCallback`, in groups that check themselves.
+
+A new flag is a field of its group and an argument of the callback; everything else follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
+
+from normgrad_lightning.checks import check_choice, check_choices, check_flag, check_names, check_whole
+from normgrad_lightning.events.messages import OnError
+from normgrad_lightning.kinds import ORDER1_KINDS, READ_KINDS, Order1Kind
+from normgrad_lightning.passes.inner_step import InnerStep
+from normgrad_lightning.recording.layer_names import AUTO, check_spec
+from normgrad_lightning.recording.options import ReadOptions
+from normgrad_lightning.recording.readings import check_kinds
+from normgrad_lightning.views.look import Look
+
+Images = Literal["balanced", "first", "random", "hardest", "easiest"]
+"""All classes in turn, the first of the batch, random ones, those with the most training signal or with the least."""
+
+_NAME = re.compile(r"[\w.-]+")
+
+ProbeOf = Literal["train", "val"]
+"""Where the images of a probe are taken from: the first batch of training, or of validation."""
+
+if TYPE_CHECKING:
+    Probe: TypeAlias = ProbeOf | Any
+else:
+    Probe = ProbeOf | None  # what command lines and configs can say; a batch can be given in code only
+
+AS_IS = "as_is"
+"""Marks a flag whose value is not a list of a config."""
+
+
+@dataclass(frozen=True)
+class What:
+    """What to look at, and whether at all."""
+
+    enabled: bool = True
+    layers: str | Sequence[str] = AUTO
+    grad_cam: bool = False
+    name: str | None = None
+    on_error: OnError = "warn"
+
+    def __post_init__(self) -> None:
+        check_flag("enabled", self.enabled)
+        if self.name is not None and not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
+            raise ValueError(
+                f"`name`: expected letters, digits, dots, hyphens and underscores, or None, but got {self.name!r}."
+            )
+        check_spec(self.layers)
+        check_flag("grad_cam", self.grad_cam)
+        check_choice("on_error", self.on_error, get_args(OnError))
+
+    @property
+    def kinds(self) -> list[str]:
+        """What to read of the training step: order 0, and the kinds whose flag is on."""
+        return [kind for kind in READ_KINDS if getattr(self, kind, True)]
+
+
+@dataclass(frozen=True)
+class When:
+    """Which steps are events."""
+
+    every_n_steps: int = 100
+    order1_every_n_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("every_n_steps", self.every_n_steps, 1, " To switch the callback off, set `enabled=False`.")
+        if self.order1_every_n_steps is not None:
+            check_whole("order1_every_n_steps", self.order1_every_n_steps, 1, " None switches order-1 maps off.")
+
+
+def check_probe(probe: object) -> None:
+    """Raise if it is neither one of the texts nor a batch."""
+    if isinstance(probe, str) and probe in get_args(ProbeOf):
+        return
+    if probe is not None and _is_made_of_plain_values(probe):
+        known = ", ".join(map(repr, get_args(ProbeOf)))
+        raise ValueError(f"`probe`: expected None, {known} or, in code, a batch of images, but got {probe!r}.")
+
+
+def _is_made_of_plain_values(value: object) -> bool:
+    """Whether it is what a config can say: text, numbers, and lists and mappings of these."""
+    if isinstance(value, str | bytes | int | float | None):
+        return True
+    if isinstance(value, Mapping):
+        return all(map(_is_made_of_plain_values, value.values()))
+    return isinstance(value, Sequence) and all(map(_is_made_of_plain_values, value))
+
+
+def every(steps: int) -> str:
+    """A number of steps in the words of an announcement."""
+    return "every step" if steps == 1 else f"every {steps} steps"
+
+
+@dataclass(frozen=True)
+class Which:
+    """Which images of the batch to show."""
+
+    num_images: int = 8
+    images: Images = "balanced"
+    classes: Sequence[str] | None = None
+    probe: Probe = field(default=None, metadata={AS_IS: True})
+
+    def __post_init__(self) -> None:
+        check_whole("num_images", self.num_images, 1)
+        check_choice("images", self.images, get_args(Images))
+        if self.classes is not None:
+            check_names("classes", self.classes)
+        check_probe(self.probe)
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether the choice depends on the maps."""
+        return self.images in ("hardest", "easiest")
+
+    @property
+    def read_first(self) -> int | None:
+        """How many images need to be read, from the first on; None: all, as it is not known yet which are shown."""
+        return self.num_images if self.images == "first" else None
+
+
+@dataclass(frozen=True)
+class Order1Flags(InnerStep):
+    """Which order-1 maps to make, and how."""
+
+    order1_maps: Order1Kind | Sequence[Order1Kind] = ORDER1_KINDS
+    per_image: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = [self.order1_maps] if isinstance(self.order1_maps, str) else self.order1_maps
+        check_choices("order1_maps", kinds, ORDER1_KINDS)
+        object.__setattr__(self, "order1_maps", tuple(kinds))
+        check_flag("per_image", self.per_image)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All flags, by group."""
+
+    what: What
+    read: ReadOptions
+    when: When
+    which: Which
+    order1: Order1Flags
+    look: Look
+
+    def __post_init__(self) -> None:
+        check_kinds(self.what.kinds, self.read.target)
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any]) -> Settings:
+        """The settings that these flags mean; values of other names are ignored."""
+        groups = {
+            name: group(**{flag.name: _value(flag, flags[flag.name]) for flag in fields(group)})
+            for name, group in get_type_hints(cls).items()
+        }
+        return cls(**groups)
+
+    @property
+    def variant(self) -> str:
+        """What tells tags of maps at this target from those at a layer's output."""
+        return "" if self.read.target == "output" else f"_{self.read.target}"
+
+    def flags(self) -> dict[str, Any]:
+        """Each flag's value, by its name."""
+        groups = [getattr(self, group.name) for group in fields(self)]
+        return {flag.name: getattr(group, flag.name) for group in groups for flag in fields(group)}
+
+    def changed_flags(self) -> dict[str, Any]:
+        """What tells two callbacks apart: the flags that are not the default, but for batches and `on_error`."""
+        kinds = [flag for group in get_type_hints(Settings).values() for flag in fields(group)]
+        flags = self.flags()
+        return {
+            kind.name: flags[kind.name]
+            for kind in kinds
+            if AS_IS not in kind.metadata and flags[kind.name] != kind.default
+        }
+
+    def with_flag(self, name: str, value: Any) -> Settings:
+        """The same settings with another value of one flag."""
+        return self.of({**self.flags(), name: value})
+
+
+FLAGS = frozenset(flag.name for group in get_type_hints(Settings).values() for flag in fields(group))
+"""The names of all flags."""
+
+
+def _value(flag: Field[Any], value: Any) -> Any:
+    """Lists of configs, such as OmegaConf's, as plain lists; other values, and batches, unchanged."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str) and AS_IS not in flag.metadata
+    return list(value) if is_list else value

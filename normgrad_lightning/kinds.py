@@ -1,0 +1,137 @@
+"""The kinds of maps there are, and a set of maps on its way from a source to the views.
+
+Plain data, without torch at run time: the command line reads the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class MapKind:
+    """A kind of map.
+
+    Attributes:
+        name: what flags, tags and files call it.
+        meaning: what a bright place means, in a few words, for captions.
+        signed: whether zero means something: values above and below it have different colours.
+        scales_with_loss: whether a loss twice as large makes a map twice as large.
+        step: direction of the inner step that the kind is made after, along the gradient: -1 lowers the loss, +1 raises
+            it. 0: no inner step; the kind is read from the training step itself, by its entry in
+            `recording.readings.READINGS`.
+        of_weights: whether it has a meaning for a layer's own weight (`target="weight"`).
+        made_of: the kinds that it is computed from, by the function of its name in `functional`.
+    """
+
+    name: str
+    meaning: str
+    signed: bool = False
+    scales_with_loss: bool = True
+    step: int = 0
+    of_weights: bool = False
+    made_of: tuple[str, ...] = ()
+
+    @property
+    def needs_passes(self) -> bool:
+        """Whether it takes passes of its own, after an inner step."""
+        return self.step != 0 or bool(self.made_of)
+
+
+_ROWS = (
+    MapKind("order0", "training signal", of_weights=True),
+    MapKind("order1", "matters for training", step=-1, of_weights=True),
+    MapKind("adversarial", "would degrade the model", step=+1, of_weights=True),
+    MapKind(
+        "contrast",
+        "red: order1, blue: adversarial",
+        signed=True,
+        scales_with_loss=False,
+        of_weights=True,
+        made_of=("order1", "adversarial"),
+    ),
+    MapKind("grad_cam", "speaks for the label"),
+)
+
+KINDS = {kind.name: kind for kind in _ROWS}
+"""Every kind, by name."""
+
+EPSILON = 5e-4
+"""Size of the inner step, for kinds that take one: the paper's, and the default everywhere."""
+
+READ_KINDS = tuple(name for name, kind in KINDS.items() if not kind.needs_passes)
+"""Those that are read from a training step."""
+
+Order1Kind = Literal["order1", "adversarial", "contrast"]
+"""Those that take passes of their own, as a type: command lines and editors list them."""
+
+ORDER1_KINDS: tuple[Order1Kind, ...] = get_args(Order1Kind)
+
+
+@dataclass(frozen=True)
+class MapSet:
+    """The maps of one kind at one step, on the CPU.
+
+    Attributes:
+        kind: what they show.
+        step: `trainer.global_step` of the weights that they belong to.
+        maps: the map `(N, *S)` of each layer that has one, in the order of the network.
+        images: `(N, C, *S)`, as the network saw them; None if none was recognised.
+        images_of: the same by layer. Another tensor than `images` if another backward pass reached the layer, as in a
+            GAN.
+        layers: all layers asked for, in the order of the network: a layer's place here is its number in tags.
+        variant: what tells these tags from others of the kind: `_weight`, `_batch`.
+        source: where the images came from: the training batch, or a probe.
+        labels: the class of each image, where it is known; negative: none.
+        classes: the names of the classes, by number; None: they have none.
+        shares: each image's part of the training signal of its whole batch, where that was read.
+        group: what all tags of a callback begin with.
+    """
+
+    kind: MapKind
+    step: int
+    maps: Mapping[str, Tensor]
+    images: Tensor | None
+    images_of: Mapping[str, Tensor | None]
+    layers: Sequence[str]
+    variant: str = ""
+    source: str = "batch"
+    labels: Sequence[int] | None = None
+    classes: Sequence[str] | None = None
+    shares: Sequence[float] | None = None
+    group: str = "normgrad"
+
+    @property
+    def name(self) -> str:
+        """The kind, and where the images came from if not from the training batch: `order0`, `probe_order0`."""
+        return self.kind.name if self.source == "batch" else f"{self.source}_{self.kind.name}"
+
+    @property
+    def tag(self) -> str:
+        """What its pictures are logged under."""
+        return f"{self.group}_{self.name}{self.variant}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What each layer's picture is logged under."""
+        return numbered_tags(self.tag, self.layers)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The name of each image's class, or its number; empty where it is not known."""
+        return [self._class_name(label) for label in self.labels or ()]
+
+    def _class_name(self, label: int) -> str:
+        if label < 0:
+            return ""
+        return self.classes[label] if self.classes is not None and label < len(self.classes) else str(label)
+
+
+def numbered_tags(group: str, layers: Iterable[str]) -> dict[str, str]:
+    """A tag for each layer in a group; its number keeps the order of the network."""
+    return {layer: f"{group}/{number:02d}_{layer}" for number, layer in enumerate(layers)}

@@ -1,0 +1,1 @@
+"""The maths behind `functional`: outer products and convolution windows."""

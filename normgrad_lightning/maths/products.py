@@ -1,0 +1,128 @@
+"""The outer products that a weight's gradient is a sum of: their sizes, without ever forming one.
+
+Location u of a layer contributes `g_u ⊗ x_u` to the gradient of its weight: `g_u` is the gradient and `x_u` the
+activation there, or the patch that a convolution reads there. With groups (γ), only the blocks on the diagonal are
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from normgrad_lightning.maths.scaling import at_any_scale
+from normgrad_lightning.maths.windows import Window
+from normgrad_lightning.tensor_subclasses import plain
+
+Term = tuple[float, Tensor, Tensor]
+"""A factor, an activation and a gradient: `a · g ⊗ x`."""
+
+SOME = 2**20
+"""How many values a temporary copy may hold: with fewer, threads wait for each other more often than they work."""
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    """The products of one kind of weight.
+
+    Attributes:
+        groups: the convolution's groups.
+        window: what each location reads (of `x`) or, if transposed, writes (of `g`); None for a 1×1 or linear layer.
+        transposed: whether the window is on `g`.
+    """
+
+    groups: int = 1
+    window: Window | None = None
+    transposed: bool = False
+
+    def x_norms(self, x: Tensor) -> Tensor:
+        """`‖x_{γ,u}‖`, `(N, γ, *L)`, of `x` `(N, C, *S)`."""
+        return self._norms(x, None if self.transposed else self.window, "x")
+
+    def g_norms(self, g: Tensor) -> Tensor:
+        """`‖g_{γ,u}‖`, `(N, γ, *L)`, of `g` `(N, D, *S_out)`."""
+        return self._norms(g, self.window if self.transposed else None, "g")
+
+    def norm(self, x_norms: Tensor, g_norms: Tensor) -> Tensor:
+        """`m_u = sqrt(Σ_γ ‖g_{γ,u}‖² ‖x_{γ,u}‖²)`, `(N, *L)`."""
+        product = g_norms * x_norms
+        return product.squeeze(1) if product.shape[1] == 1 else channel_norm(product)
+
+    def norm_of_sum(self, terms: Sequence[Term]) -> Tensor:
+        """`m_u = ‖Σ_i a_i g_{i,u} ⊗ x_{i,u}‖`, `(N, *L)`, through the Gram identity.
+
+            m_u² = Σ_ij a_i a_j Σ_γ (g_i·g_j)_{γ,u} (x_i·x_j)_{γ,u}
+
+        In float64, because the terms nearly cancel; the result has the type of the map of one term.
+        """
+        x_window, g_window = (None, self.window) if self.transposed else (self.window, None)
+        square = torch.zeros((), dtype=torch.float64, device=terms[0][1].device)
+        for i, (a, x, g) in enumerate(terms):
+            for j, (b, y, k) in enumerate(terms[: i + 1]):
+                pair = self._dots(g, k, g_window, "g") * self._dots(x, y, x_window, "x")
+                square = square + (1 if i == j else 2) * a * b * pair.sum(1)
+        dtype = torch.promote_types(*(wide_dtype(t) for t in terms[0][1:]))
+        return square.clamp_min(0).sqrt().to(dtype)
+
+    def spread(self, m: Tensor) -> Tensor:
+        """Each value given to every pixel of its patch, `M = boxᵀ(m)`; without a window, the map itself."""
+        return m if self.window is None else self.window.spread(m)
+
+    def _norms(self, t: Tensor, window: Window | None, name: str) -> Tensor:
+        if self.groups == 1:
+            norms = channel_norm(t).unsqueeze(1)
+        else:
+            norms = channel_norm(_by_group(t, self.groups, name), dim=2)
+        return norms if window is None else window.norm(norms)
+
+    def _dots(self, a: Tensor, b: Tensor, window: Window | None, name: str) -> Tensor:
+        dots = channel_dot(_by_group(a, self.groups, name), _by_group(b, self.groups, name))
+        return dots if window is None else window.sum(dots)
+
+
+def channel_norm(t: Tensor, dim: int = 1) -> Tensor:
+    """The norm over channels at every location, in float32 or wider, without a widened copy of the whole of `t`."""
+    t = plain(t).detach()
+    norm = partial(_norm, dim=dim % t.dim(), dtype=wide_dtype(t))
+    if t.numel() <= SOME:
+        return at_any_scale(norm, t)
+    return torch.cat([at_any_scale(norm, images) for (images,) in _some_images(t)])
+
+
+def _norm(t: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    if not t.is_cpu or not t.numel() or t.stride(dim) == 1:
+        norm: Tensor = torch.linalg.vector_norm(t, dim=dim, dtype=dtype)
+        return norm
+    # A CPU adds whole planes several times faster than it reduces along an axis with gaps.
+    return t.to(dtype).square().sum(dim).sqrt_()
+
+
+def channel_dot(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product over channels in float64, `(N, γ, *S)` of `(N, γ, C, *S)`."""
+    images = _some_images(plain(a).detach(), plain(b).detach())
+    parts = [(some.double() * others.double()).sum(2) for some, others in images]
+    return torch.cat(parts)
+
+
+def wide_dtype(t: Tensor) -> torch.dtype:
+    """In what to compute: float64 for float64, else float32."""
+    return torch.float64 if t.dtype == torch.float64 else torch.float32
+
+
+def _by_group(t: Tensor, groups: int, name: str) -> Tensor:
+    """`(N, γ, C, *S)` of `(N, γ·C, *S)`."""
+    channels = t.shape[1]
+    if groups < 1 or channels % groups:
+        raise ValueError(f"`groups`: expected a divisor of the {channels} channels of `{name}`, but got {groups}.")
+    return t.reshape(len(t), groups, channels // groups, *t.shape[2:])
+
+
+def _some_images(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few images at a time: what is computed of all at once would take as much memory as they do."""
+    first = tensors[0]
+    some = max(1, SOME * len(first) // max(first.numel(), 1))
+    return zip(*(torch.split(t, some) for t in tensors), strict=True)

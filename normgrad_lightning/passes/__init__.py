@@ -1,0 +1,1 @@
+"""Extra passes through a model that leave no trace in it."""

@@ -1,0 +1,1 @@
+"""Reads a model through hooks: which layers, where images enter, what activations and gradients make together."""

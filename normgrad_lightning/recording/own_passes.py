@@ -1,0 +1,36 @@
+"""Which pass is running: the user's training step, or an own pass of this package.
+
+A recorder reads only the pass in which it was made. Own passes run compiled code eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+CAN_RUN_EAGERLY = hasattr(torch.compiler, "set_stance")
+"""Whether compiled modules can be run eagerly: from torch 2.6 on."""
+
+_passes: list[object] = []
+
+
+def current_pass() -> object:
+    """A token for the own pass that is running; None in the user's training step."""
+    return _passes[-1] if _passes else None
+
+
+def runs_eagerly() -> bool:
+    """Whether compiled modules run eagerly now, as they do in own passes."""
+    return CAN_RUN_EAGERLY and bool(_passes)
+
+
+@contextmanager
+def own_pass() -> Iterator[None]:
+    """Mark what runs inside as an own pass."""
+    _passes.append(object())
+    try:
+        yield
+    finally:
+        _passes.pop()

@@ -1,0 +1,88 @@
+"""What a run shows: pages of its events and the film of its probe, drawn and taken to all its loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from normgrad_lightning.events.messages import Messenger
+from normgrad_lightning.kinds import MapSet
+from normgrad_lightning.page import Page
+from normgrad_lightning.views.film import Film
+from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.pages import page_of
+from normgrad_lightning.writers.destinations import Writer
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
+
+
+@dataclass
+class Report:
+    """Draws and writes, and announces where to look.
+
+    Attributes:
+        messenger: for warnings and announcements.
+        film: of the probe.
+        without_writers: what to announce if nobody takes pictures.
+        writers: where pages go.
+        notes: what to warn of when the first page is written.
+    """
+
+    _is_announced = False
+
+    messenger: Messenger
+    film: Film
+    without_writers: str
+    writers: Sequence[Writer] = ()
+    notes: Sequence[str] = ()
+
+    def show(self, trainer: Trainer, map_sets: Sequence[MapSet], look: Look, about: Sequence[str]) -> None:
+        """Draw the page of an event and write it.
+
+        Args:
+            trainer: whose event it is.
+            map_sets: what was seen.
+            look: how pictures look.
+            about: sentences on what is read, for the first announcement.
+        """
+        written = self._write(self._page(map_sets, look)) if self.writers else []
+        if not self._is_announced and (written or not self.writers):
+            self._is_announced = True
+            for note in self.notes:
+                self.messenger.warn_once(note)
+            where = f"Pictures go to {_places(written)}." if written else self.without_writers
+            sentences = " ".join(filter(None, [*about, where]))
+            self.messenger.announce(trainer, sentences, cause="what is read, and where it goes")
+
+    def finish(self, trainer: Trainer, look: Look) -> None:
+        """Write the film, if there is one: at the end of training, or where it breaks off."""
+        page = None
+        if self.writers:
+            with self.messenger.guard("making the film"):
+                page = self.film.page(look)
+        written = self._write(page)
+        if written:
+            self.messenger.announce(trainer, f"NormGrad wrote a film of the probe to {_places(written)}.")
+
+    def _page(self, map_sets: Sequence[MapSet], look: Look) -> Page | None:
+        with self.messenger.guard("making the film"):
+            self.film.add(map_sets)
+        with self.messenger.guard("drawing"):
+            return page_of(map_sets, look, self.messenger.guard)
+        return None
+
+    def _write(self, page: Page | None) -> list[Writer]:
+        """The writers that have written the page."""
+        written: list[Writer] = []
+        if page is not None:
+            for writer in self.writers:
+                with self.messenger.guard(f"writing to {writer.where}"):
+                    writer.write(page)
+                    written.append(writer)
+        return written
+
+
+def _places(writers: Sequence[Writer]) -> str:
+    return " and ".join(writer.where for writer in writers)

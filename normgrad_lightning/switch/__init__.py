@@ -1,0 +1,1 @@
+"""Switching NormGrad on without code: `NORMGRAD=1 python train.py`."""

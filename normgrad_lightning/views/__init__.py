@@ -1,0 +1,1 @@
+"""From maps to what a person looks at."""

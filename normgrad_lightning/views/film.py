@@ -1,0 +1,213 @@
+"""Film: the maps of a probe's images through training, as one animated WebP picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont, features
+from torch import Tensor
+
+from normgrad_lightning.kinds import MapSet
+from normgrad_lightning.page import Page
+from normgrad_lightning.views.colours import colours_of
+from normgrad_lightning.views.combined import combined_planes
+from normgrad_lightning.views.drawing import greys_of, overlays, plane
+from normgrad_lightning.views.lettering import fitted
+from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.panels import tiles_of
+from normgrad_lightning.views.resampling import shrunk
+from normgrad_lightning.views.scales import wide
+
+MOST_FRAMES = 60
+WIDTH = 600
+"""Of the picture, at most: it is shown at this size without a loss."""
+
+_MOST_ROWS, _MOST_LAYERS = 6, 5
+_LARGEST_TILE = 110
+_HEIGHT_OF_ROWS = 640
+_MARGIN, _GAP, _HEADER, _FOOTER = 10, 4, 50, 34
+_NARROWEST, _WITH_LEGEND = 340, 450  # the title fits, and the legend beside it
+_BACKGROUND, _INK, _PALE_INK, _BAR, _REST = "white", (30, 30, 30), (110, 110, 110), (203, 79, 15), (222, 222, 222)
+_LENGTH = 8_000  # milliseconds, about
+_SHORTEST, _LONGEST, _LAST = 80, 600, 2_500
+
+
+Half: TypeAlias = npt.NDArray[np.float16]
+
+
+class Frame(NamedTuple):
+    """What is kept of an event: the maps `(N, h, w)` of each layer, no finer than they are drawn."""
+
+    step: int
+    maps: dict[str, Half]
+
+
+class Film:
+    """Keeps small maps of each event, and draws them all in the end.
+
+    If there are too many, every other one is dropped, and from then on every other event is kept. The first and the
+    latest event are always there.
+    """
+
+    def __init__(self) -> None:
+        self._of: MapSet | None = None
+        self._frames: list[Frame] = []
+        self._latest: Frame | None = None
+        self._count = 0
+        self._stride = 1
+        self._has_news = False
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Those that are kept, in the order of training."""
+        is_kept = self._latest is None or self._latest in self._frames[-1:]
+        return [*self._frames, *([] if is_kept or self._latest is None else [self._latest])]
+
+    def add(self, map_sets: Sequence[MapSet]) -> None:
+        """Keep the maps of a probe that are among these, if any are."""
+        for map_set in (one for one in map_sets if one.source == "probe" and not one.kind.needs_passes):
+            if self._of is None or _shape(self._of) != _shape(map_set):
+                self.__init__()  # type: ignore[misc]
+                self._of = map_set
+            self._add(Frame(map_set.step, {layer: _small(m) for layer, m in map_set.maps.items()}))
+
+    def _add(self, frame: Frame) -> None:
+        self._latest, self._has_news = frame, True
+        if self._count % self._stride == 0:
+            self._frames.append(frame)
+        if len(self._frames) > MOST_FRAMES:
+            self._frames = self._frames[::2]
+            self._stride *= 2
+        self._count += 1
+
+    def page(self, look: Look) -> Page | None:
+        """A page with the film; None if there is nothing that moves, or nothing new since the last time."""
+        if self._of is None or len(self.frames) < 2 or not self._has_news:
+            return None
+        if not features.check("webp"):
+            raise RuntimeError("this version of Pillow cannot write WebP. Install another one.")
+        self._has_news = False
+        frames, canvas = self.frames, _Canvas(self._of, self._layers(), look)
+        last = frames[-1].step
+        pictures = [canvas.drawn(frame, last) for frame in frames]
+        return Page(last, films={f"{self._of.group}/film": _encoded(pictures)})
+
+    def _layers(self) -> list[str]:
+        """The layers to show: those with maps at all events; if they are many, some of all depths."""
+        frames = self.frames
+        layers = [layer for layer in frames[-1].maps if all(layer in frame.maps for frame in frames)]
+        if len(layers) <= _MOST_LAYERS:
+            return layers
+        places = np.linspace(0, len(layers) - 1, _MOST_LAYERS).round().astype(int)
+        return [layers[place] for place in places]
+
+
+class _Canvas:
+    """All that stays the same from frame to frame, with places for the maps.
+
+    Args:
+        of: whose images to show.
+        layers: a column for each, from left to right.
+        look: how it looks.
+    """
+
+    def __init__(self, of: MapSet, layers: Sequence[str], look: Look) -> None:
+        self._layers, self._look = layers, look
+        self._combines = len(layers) > 1
+        columns = 1 + self._combines + len(layers)
+        side = min(_LARGEST_TILE, (WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns)
+        tiles = tiles_of(of.images, of.maps, look, side)
+        self._height, self._width = tiles.shape[1:3]
+        rows = max(1, min(len(tiles), _MOST_ROWS, _HEIGHT_OF_ROWS // (self._height + _GAP)))
+        self._tiles, self._greys = tiles[:rows], greys_of(tiles[:rows])
+        self._fonts = {size: ImageFont.load_default(size=size) for size in (12, 15)}
+        width = max(_NARROWEST, 2 * _MARGIN + columns * (self._width + _GAP) - _GAP)
+        self._picture = Image.new("RGB", (width, _HEADER + rows * (self._height + _GAP) - _GAP + _FOOTER), _BACKGROUND)
+        self._write_captions(of.class_names)
+
+    def _write_captions(self, classes: Sequence[str]) -> None:
+        draw = ImageDraw.Draw(self._picture)
+        draw.text((_MARGIN, 6), "Where the training signal comes from", _INK, self._fonts[15])
+        self._draw_legend(draw)
+        names = ["image", *(["combined"] if self._combines else []), *self._layers]
+        for column, name in enumerate(names):
+            middle = self._place(0, column)[0] + self._width // 2
+            draw.text((middle, _HEADER - 5), self._fitted(name), _PALE_INK, self._fonts[12], anchor="ms")
+        for row, tile in enumerate(self._tiles):
+            left, top = self._place(row, 0)
+            self._picture.paste(Image.fromarray(tile[..., :3]), (left, top))
+            if row < len(classes) and classes[row]:
+                bottom, name = top + self._height, self._fitted(classes[row])
+                length = round(self._fonts[12].getlength(name))
+                draw.rectangle((left, bottom - 16, left + length + 7, bottom - 1), _INK)
+                draw.text((left + 4, bottom - 4), name, "white", self._fonts[12], anchor="ls")
+
+    def _draw_legend(self, draw: ImageDraw.ImageDraw) -> None:
+        """Draw the colours from weak to strong, where there is room."""
+        right, length = self._picture.width - _MARGIN, 70
+        if right < _WITH_LEGEND:
+            return
+        draw.text((right, 18), "strong", _PALE_INK, self._fonts[12], anchor="rs")
+        right -= 40
+        colours = (255 * colours_of(self._look.colormap)).astype(np.uint8)
+        for x in range(length):
+            draw.line((right - length + x, 9, right - length + x, 18), tuple(colours[x * 255 // (length - 1)].tolist()))
+        draw.text((right - length - 5, 18), "weak", _PALE_INK, self._fonts[12], anchor="rs")
+
+    def drawn(self, frame: Frame, last: int) -> Image.Image:
+        """A picture of the frame, with a bar for how much of the training is over; `last` is its last step."""
+        picture = self._picture.copy()
+        rows, look = len(self._tiles), self._look
+        shown = [frame.maps[layer][:rows].astype(np.float32) for layer in self._layers]
+        if self._combines:
+            shown.insert(0, combined_planes(shown, self._height, self._width))
+        for column, maps in enumerate(shown, 1):
+            painted = overlays(self._greys, maps, colormap=look.colormap, opacity=look.opacity, scale=look.scale)
+            for row, covered in enumerate(painted):
+                picture.paste(Image.fromarray(covered[..., :3]), self._place(row, column))
+        self._draw_bar(picture, frame.step, last)
+        return picture
+
+    def _draw_bar(self, picture: Image.Image, step: int, last: int) -> None:
+        draw, (width, height) = ImageDraw.Draw(picture), picture.size
+        room = 70 + 18 * len(str(last))
+        top, bottom, left, right = height - 22, height - 12, _MARGIN, width - _MARGIN - room
+        draw.rectangle((left, top, right, bottom), _REST)
+        if step > 0:
+            draw.rectangle((left, top, left + round((right - left) * step / last), bottom), _BAR)
+        draw.text((width - _MARGIN, bottom + 1), f"step {step} of {last}", _INK, self._fonts[15], anchor="rs")
+
+    def _place(self, row: int, column: int) -> tuple[int, int]:
+        """Left and top of a tile."""
+        return _MARGIN + column * (self._width + _GAP), _HEADER + row * (self._height + _GAP)
+
+    def _fitted(self, text: str) -> str:
+        return fitted(text, self._width - 8, 12, keep_end=True)
+
+
+def _encoded(pictures: Sequence[Image.Image]) -> bytes:
+    """An animated WebP that begins again after a pause at its end."""
+    each = int(min(max(_LENGTH / len(pictures), _SHORTEST), _LONGEST))
+    durations = [each] * (len(pictures) - 1) + [_LAST]
+    file = io.BytesIO()
+    pictures[0].save(
+        file, "WEBP", save_all=True, append_images=pictures[1:], duration=durations, loop=0, quality=70, method=1
+    )
+    return file.getvalue()
+
+
+def _shape(map_set: MapSet) -> object:
+    """What must stay the same for two events to be frames of one film."""
+    return None if map_set.images is None else map_set.images.shape
+
+
+def _small(maps: Tensor) -> Half:
+    """What is drawn of maps, each divided by its largest value: float16 has no room for small numbers."""
+    planes = shrunk(plane(wide(maps.detach().numpy())))
+    largest = planes.max(axis=(1, 2), keepdims=True, initial=1e-38)
+    half: Half = (planes / largest).astype(np.float16)
+    return half

@@ -1,0 +1,36 @@
+"""From the maps of an event to its page: the table of views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from normgrad_lightning.kinds import MapSet
+from normgrad_lightning.page import Page
+from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.overview import overview
+from normgrad_lightning.views.panels import panels
+
+View = Callable[[Sequence[MapSet], Look], Page]
+"""Makes pictures, scalars or raw maps of all map sets of an event."""
+
+VIEWS: dict[str, View] = {"overview": overview, "panels": panels}
+"""Every view, by name, in the order to look at."""
+
+
+def page_of(
+    map_sets: Sequence[MapSet], look: Look, guard: Callable[[str], AbstractContextManager[Any]] = nullcontext
+) -> Page | None:
+    """What all views make of an event; None if none of them could.
+
+    Args:
+        map_sets: all that was seen.
+        look: how pictures look.
+        guard: a context for each view, made of what it does: it may stop an exception, and the other views go on.
+    """
+    pages = []
+    for name, view in VIEWS.items():
+        with guard(f"drawing {name}"):
+            pages.append(view(map_sets, look))
+    return Page.joined(pages) if pages else None

@@ -1,0 +1,99 @@
+"""Room on the disk: checked before a page is written, so that it is written whole or not at all.
+
+A full disk breaks a logger for good, and with it the training that logs its losses there. So a part of the disk, and of
+a limit on the size of files, is left to the run's own files.
+"""
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeGuard
+
+RESERVE = 64 * 2**20
+"""Bytes left to the run's own files; on a small disk, a tenth of it."""
+
+
+def check_room(folder: str | os.PathLike[str], size: int) -> None:
+    """Raise an OSError if `size` more bytes in `folder` would leave too little to the run's own files."""
+    if is_remote(folder):
+        return
+    existing = Path(folder).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    disk = shutil.disk_usage(existing)
+    reserve = _reserve(disk.total)
+    if disk.free - size < reserve:
+        left = f"{disk.free / 2**20:.1f} MB are left on the disk, and NormGrad keeps {reserve / 2**20:.1f} MB free"
+        raise OSError(errno.ENOSPC, f"{left} for the run's own files. Free some space", str(folder))
+
+
+def check_room_of_logger(logger: Any, size: int) -> None:
+    """Raise an OSError if `size` more bytes would leave too little in the logger's folder, if it has a local one."""
+    folder = local_dir(logger)
+    if folder is not None:
+        check_room(folder, size)
+
+
+def check_file(path: str | os.PathLike[str], size: int) -> None:
+    """Raise an OSError if `size` more bytes cannot be added to this file, or would leave too little of its limit.
+
+    TensorBoard's writer must not find this out: after one failure it fails for good.
+    """
+    if is_remote(path):
+        return
+    with open(path, "ab") as file:
+        end = file.tell() + size
+    limit = _largest_file()
+    if limit is None:
+        return
+    reserve = _reserve(limit)
+    if end > limit - reserve:
+        largest = f"a file may have {limit / 2**20:.1f} MB (ulimit -f), and NormGrad keeps {reserve / 2**20:.1f} MB"
+        raise OSError(errno.EFBIG, f"{largest} of it free for the run's own values. Raise the limit", str(path))
+
+
+def _reserve(total: int) -> int:
+    return min(RESERVE, total // 10)
+
+
+def _largest_file() -> int | None:
+    """The largest size of a file that this process may write; None if there is no limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether this is the address of a remote store."""
+    return "://" in str(path)
+
+
+def local_dir(logger: Any) -> str | None:
+    """The first folder that the logger names and that is not the address of a remote store."""
+    for name in ("log_dir", "save_dir"):
+        folder = None
+        with suppress(Exception):  # a logger of the user's own may not know it before its run begins
+            folder = getattr(logger, name, None)
+        if folder and _is_path(folder) and not is_remote(folder):
+            return os.fsdecode(folder)
+    return None
+
+
+def _is_path(folder: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether this is a path; a mock is none, though a `MagicMock` has the methods of one."""
+    return isinstance(folder, str | os.PathLike) and not type(folder).__module__.startswith("unittest.")
+
+
+def film_path(folder: str | os.PathLike[str], tag: str) -> Path:
+    """Where a film is found in our folder: `normgrad/film` is `<folder>/film.webp`."""
+    return Path(folder, f"{tag.removeprefix('normgrad/')}.webp")
+
+
+def files_dir(logger: Any, fallback_dir: str | os.PathLike[str]) -> str:
+    """The `normgrad/` folder for files beside the logger's own; under `fallback_dir` if it has no local folder."""
+    return os.path.join(local_dir(logger) or fallback_dir, "normgrad")

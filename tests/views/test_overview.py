@@ -1,0 +1,197 @@
+"""The overview: what stands where, over which images, and that a real run logs it."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_drawing import is_hatched
+from twice import Lit, train, watching
+
+from normgrad_lightning import functional as NF
+from normgrad_lightning.kinds import KINDS, MapSet
+from normgrad_lightning.views import lettering, overview
+from normgrad_lightning.views.drawing import greys_of, input_tiles, overlays
+from normgrad_lightning.views.look import Look
+
+LAYERS = ["net.stem", "net.body.1", "net.body.2"]
+TILE = 96
+
+
+def map_set(kind="order0", count=3, layers=LAYERS, grid=(8, 8), **options):
+    generator = torch.Generator().manual_seed(0)
+    maps = {}
+    for i, layer in enumerate(layers):
+        maps[layer] = torch.rand(count, *(max(side // 2**i, 1) for side in grid), generator=generator) ** 3
+    images = torch.rand(count, 3, *(2 * side for side in grid), generator=generator)
+    return MapSet(KINDS[kind], 7, maps, images, dict.fromkeys(maps, images), list(layers), **options)
+
+
+def drawn(one, **look):
+    (picture,) = overview.overview([one], Look(**look)).pictures
+    pixels = np.asarray(Image.open(io.BytesIO(picture.jpeg)).convert("RGB"))
+    assert pixels.shape[:2] == (picture.height, picture.width)
+    return pixels
+
+
+def rows_and_columns(monkeypatch, one, **look):
+    """The picture before it is encoded, cut into its tiles, `(rows, columns, H, W, 3)`, and what is written on it."""
+    tables, words = [], []
+    original_fill, original_write = overview._Table.fill, lettering.write
+
+    def fill(table, column, tiles):
+        tables.append(table)
+        original_fill(table, column, tiles)
+
+    def write(picture, text, *rest):
+        words.append(text)
+        original_write(picture, text, *rest)
+
+    monkeypatch.setattr(overview._Table, "fill", fill)
+    monkeypatch.setattr(overview, "write", write)
+    overview.overview([one], Look(**look))
+    table = tables[0]
+    return [[tile_at(table, row, column) for column in range(len(tables))] for row in range(rows_of(table))], words
+
+
+def tile_at(table, row, column):
+    top, left = table._top + row * table._down, table._left(column)
+    return table.picture[top : top + table._height, left : left + table._width, :3]
+
+
+def rows_of(table):
+    return 1 + (table.picture.shape[0] - table._top - table._height) // table._down
+
+
+def test_each_row_has_its_image_the_combined_map_and_the_depths(monkeypatch):
+    one = map_set()
+    tiles = input_tiles(one.images.numpy(), tile_size=TILE)
+    greys = greys_of(tiles)
+    combined = NF.combine(one.maps, (64, 64)).numpy()
+    columns = [tiles, overlays(greys, combined), *(overlays(greys, m.numpy()) for m in one.maps.values())]
+    rows, words = rows_and_columns(monkeypatch, one)
+    for i, row in enumerate(rows):
+        for tile, column in zip(row, columns, strict=True):
+            np.testing.assert_array_equal(tile, column[i][..., :3])
+    assert len(rows) == 3
+    assert words[1:6] == ["input", "combined", "stem", "body.1", "body.2"]
+
+
+def test_it_follows_the_look(monkeypatch):
+    one, look = map_set(), {"colormap": "viridis", "opacity": 0.9, "scale": "shared", "mean": 0.1, "std": 0.5}
+    tiles = input_tiles(one.images.numpy(), tile_size=TILE, mean=0.1, std=0.5)
+    expected = overlays(greys_of(tiles), one.maps["net.stem"].numpy(), colormap="viridis", opacity=0.9, scale="shared")
+    rows, _ = rows_and_columns(monkeypatch, one, **look)
+    np.testing.assert_array_equal(rows[2][0], tiles[2][..., :3])
+    np.testing.assert_array_equal(rows[2][2], expected[2][..., :3])
+
+
+def test_it_says_class_and_share_of_each_image(monkeypatch):
+    one = map_set(labels=[1, 0, -1], classes=["cat", "golden retriever"], shares=[0.124, 0.0042, math.nan])
+    _, words = rows_and_columns(monkeypatch, one)
+    assert words[0].startswith("bright: training signal, %: the image's part")
+    assert words[-3:] == ["golden retriever  12 %", "cat  0.4 %", ""]
+
+
+@pytest.mark.parametrize(
+    ("known", "captions"),
+    [({}, []), ({"labels": [2, 0, 1]}, ["2", "0", "1"]), ({"shares": [0.5, 0.25, 1.0]}, ["50 %", "25 %", "100 %"])],
+)
+def test_what_is_not_known_takes_no_room(monkeypatch, known, captions):
+    _, words = rows_and_columns(monkeypatch, map_set(**known))
+    assert [word for word in words[6:] if word] == captions
+    bare, told = drawn(map_set()), drawn(map_set(labels=[0, 0, 0]))
+    assert bare.shape[0] < told.shape[0]
+
+
+@pytest.mark.parametrize(("count", "layers"), [(8, 5), (8, 4), (8, 3), (4, 2), (1, 1)])
+def test_letters_can_be_read_in_a_card_of_350_pixels(monkeypatch, count, layers):
+    sizes = []
+    original = lettering.write
+    monkeypatch.setattr(overview, "write", lambda *args: (sizes.append(args[2]), original(*args)))
+    one = map_set(count=count, layers=[f"layer{i}" for i in range(layers)], labels=[0] * count)
+    width = drawn(one).shape[1]
+    assert min(sizes) * min(350 / width, 1) >= 9
+
+
+def test_layers_and_images_beyond_what_fits_are_left_out_and_it_says_so(monkeypatch):
+    one = map_set(count=20, layers=[f"layer{i}" for i in range(12)], grid=(16, 16))
+    rows, words = rows_and_columns(monkeypatch, one)
+    assert len(rows) == 8
+    assert words[1:8] == ["input", "combined", "layer0", "layer3", "layer6", "layer8", "layer11"]
+    assert "8 of 20 images" in words[0]
+
+
+def test_the_probe_has_a_picture_of_its_own_and_a_group_its_own_tags():
+    sets = [
+        map_set("contrast"),
+        map_set("order1"),
+        map_set("order0"),
+        map_set("order1", source="probe", group="second"),
+        map_set("adversarial", source="probe", group="second"),
+    ]
+    page = overview.overview(sets, Look())
+    assert page.step == 7
+    assert [picture.tag for picture in page.pictures] == ["normgrad/0_overview", "second/1_probe"]
+    assert page.pictures[0].jpeg == overview.overview([sets[2]], Look()).pictures[0].jpeg
+    assert page.pictures[1].jpeg == overview.overview([sets[3]], Look()).pictures[0].jpeg
+
+
+def test_without_a_kind_that_can_be_combined_there_is_no_picture():
+    assert not overview.overview([map_set("contrast")], Look()).pictures
+
+
+def test_layers_of_other_images_are_not_put_into_one_row(monkeypatch):
+    one = map_set(layers=["g.a", "g.b", "g.c", "d.a", "d.b"], grid=(16, 16))
+    others = torch.zeros_like(one.images)
+    none = dict.fromkeys(["g.a", "g.b", "g.c"])
+    for images_of, layers, images in [
+        ({**none, "d.a": one.images, "d.b": one.images}, ["a", "b"], one.images),
+        ({**dict.fromkeys(none, one.images), "d.a": others, "d.b": others}, ["a", "b", "c"], one.images),
+        (dict.fromkeys(one.maps), ["g.a", "g.b", "g.c", "d.a", "d.b"], torch.zeros_like(one.images)),
+    ]:
+        with monkeypatch.context() as patch:
+            rows, words = rows_and_columns(patch, MapSet(**{**vars(one), "images_of": images_of}))
+        assert words[3 : 3 + len(layers)] == layers
+        tiles = input_tiles(images.numpy(), tile_size=TILE)
+        np.testing.assert_array_equal(rows[1][0], tiles[1][..., :3])
+
+
+@pytest.mark.parametrize("grid", [(40,), (20, 30), (6, 12, 12)])
+def test_strips_and_slices_are_drawn_as_in_panels(monkeypatch, grid):
+    one = map_set(grid=grid)
+    tiles = input_tiles(one.images.numpy(), tile_size=TILE)
+    rows, _ = rows_and_columns(monkeypatch, one)
+    expected = overlays(greys_of(tiles), one.maps["net.stem"].numpy())
+    np.testing.assert_array_equal(rows[1][0], tiles[1][..., :3])
+    np.testing.assert_array_equal(rows[1][2], expected[1][..., :3])
+
+
+def test_a_zero_map_is_hatched_and_left_out_of_the_combined_one(monkeypatch):
+    one = map_set()
+    one.maps["net.body.2"][0] = 0
+    for m in one.maps.values():
+        m[1] = 0
+    rows, _ = rows_and_columns(monkeypatch, one)
+    assert [is_hatched(tile) for tile in rows[0]] == [False, False, False, False, True]
+    assert [is_hatched(tile) for tile in rows[1]] == [False, True, True, True, True]
+    assert not any(map(is_hatched, rows[2]))
+
+
+def test_half_precision_images_and_maps_of_one_cell():
+    one = map_set(grid=(1, 1))
+    halves = one.images.half()
+    drawn(MapSet(**{**vars(one), "images": halves, "images_of": dict.fromkeys(one.maps, halves)}))
+
+
+def test_a_run_logs_it_at_every_event(tmp_path):
+    run = train(Lit, tmp_path, watching())
+    events = EventAccumulator(run.trainer.logger.log_dir, size_guidance={"images": 0})
+    events.Reload()
+    steps = {tag: [event.step for event in events.Images(tag)] for tag in events.Tags()["images"]}
+    assert steps["normgrad/0_overview"] == steps["normgrad_order0/00_net.stage1"] == list(run.history.maps)
+    picture = Image.open(io.BytesIO(events.Images("normgrad/0_overview")[0].encoded_image_string))
+    assert picture.width > 350
