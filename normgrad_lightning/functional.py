@@ -7,6 +7,17 @@ No product is ever formed and no patch ever unfolded: norms and window sums are 
 Results are float32, or float64 for float64 inputs. Half types are widened before they are squared. Values of any size
 are right, also where their squares would vanish or overflow; but what is smaller than 1e-10 of the largest value of its
 image may count as zero.
+
+Example:
+    What the functions never form, formed: the product of each location. Its size is the map, and the sum of all is the
+    gradient of the weights of a 1×1 convolution at this point.
+
+    >>> import torch
+    >>> from normgrad_lightning import functional as NF
+    >>> x, g = torch.tensor([[[3.0, 1.0], [4.0, 0.0]]]), torch.tensor([[[0.0, 2.0], [2.0, 0.0]]])
+    >>> products = torch.einsum("ndu,ncu->nudc", g, x)
+    >>> NF.normgrad(x, g), products.norm(dim=(2, 3))
+    (tensor([[10.,  2.]]), tensor([[10.,  2.]]))
 """
 
 from __future__ import annotations
@@ -45,6 +56,14 @@ def normgrad(x: Tensor, g: Tensor) -> Tensor:
 
     Returns:
         The map, `(N, *S)`.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> x = torch.tensor([[[3.0, 1.0], [4.0, 0.0]]])  # one image, two channels, two locations: (3, 4) and (1, 0)
+        >>> g = torch.tensor([[[0.0, 2.0], [2.0, 0.0]]])  # (0, 2) and (2, 0)
+        >>> NF.normgrad(x, g)
+        tensor([[10.,  2.]])
     """
     _check_spatial(x, g)
     _check_same_grid(x, g, (x.shape[0], *x.shape[2:]), (g.shape[0], *g.shape[2:]))
@@ -60,6 +79,14 @@ def normgrad_linear(x: Tensor, g: Tensor) -> Tensor:
 
     Returns:
         The map, `(N, *S)`.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> tokens = torch.tensor([[[3.0, 4.0], [1.0, 0.0]]])  # one image, two tokens, two channels
+        >>> g = torch.tensor([[[2.0], [-3.0]]])
+        >>> NF.normgrad_linear(tokens, g)
+        tensor([[10.,  3.]])
     """
     _check_spatial(x, g)
     _check_same_grid(x, g, x.shape[:-1], g.shape[:-1])
@@ -100,6 +127,18 @@ def normgrad_conv(
 
     Returns:
         The map, `(N, *S)`, or `(N, *S_out)` without `accumulate`.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> x, g = torch.tensor([[[3.0, 4.0, 0.0, 12.0]]]), torch.ones(1, 1, 3)
+
+        The norms of the patches (3, 4), (4, 0) and (0, 12); then each pixel gets those of the patches that it is in:
+
+        >>> NF.normgrad_conv(x, g, kernel_size=2, accumulate=False)
+        tensor([[ 5.,  4., 12.]])
+        >>> NF.normgrad_conv(x, g, kernel_size=2)
+        tensor([[ 5.,  9., 16., 12.]])
     """
     _check_spatial(x, g)
     window = Window.of(x.shape[2:], kernel_size, stride, padding, dilation, padding_mode)
@@ -139,6 +178,13 @@ def normgrad_conv_transpose(
 
     Returns:
         The map, `(N, *S_out)`, or `(N, *S)` without `accumulate`.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> x, g = torch.ones(1, 1, 3), torch.tensor([[[3.0, 4.0, 0.0, 12.0]]])
+        >>> NF.normgrad_conv_transpose(x, g, kernel_size=2, accumulate=False)
+        tensor([[ 5.,  4., 12.]])
     """
     _check_spatial(x, g)
     window = Window.of_transposed(x.shape, g.shape, kernel_size, stride, padding, dilation)
@@ -182,6 +228,17 @@ def normgrad_order1(
 
     Returns:
         The map, `(N, *S)`.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> x, g = torch.tensor([[[3.0], [4.0]]]), torch.tensor([[[1.0], [1.0]]])
+        >>> g_plus, g_minus = torch.tensor([[[2.0], [1.0]]]), torch.tensor([[[0.0], [1.0]]])
+
+        The gradient (1, 1) less ½ of the difference (2, 0) is (0, 1), of length 1; the activation has length 5.
+
+        >>> NF.normgrad_order1(x, g, x, g_plus, x, g_minus, epsilon=0.5, h=0.5)
+        tensor([[5.]])
     """
     _check_spatial(x, g)
     _check_same_grid(x, g, (x.shape[0], *x.shape[2:]), (g.shape[0], *g.shape[2:]))
@@ -219,6 +276,12 @@ def contrast(order1: Tensor, adversarial: Tensor) -> Tensor:
 
     Returns:
         The signed map, `(N, *S)`; zero for an image of which one of the maps is zero: then there is nothing to compare.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> NF.contrast(torch.tensor([[6.0, 2.0]]), torch.tensor([[1.0, 3.0]]))
+        tensor([[ 0.5000, -0.5000]])
     """
     if order1.shape != adversarial.shape:
         raise ValueError(
@@ -240,6 +303,14 @@ def grad_cam(x: Tensor, g: Tensor) -> Tensor:
 
     Returns:
         The map, `(N, *S)`.
+
+    Example:
+        >>> import torch
+        >>> from normgrad_lightning import functional as NF
+        >>> x = torch.tensor([[[1.0, 2.0], [3.0, 1.0]]])
+        >>> g = torch.tensor([[[2.0, 0.0], [-1.0, -1.0]]])  # its mean over the two locations is (1, -1)
+        >>> NF.grad_cam(x, g)
+        tensor([[0., 1.]])
     """
     _check_spatial(x, g)
     if x.shape != g.shape:

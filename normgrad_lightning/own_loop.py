@@ -50,6 +50,19 @@ def log_maps(
 
     Raises:
         ValueError: a wrong value, or something that is no logger.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from normgrad_lightning import log_maps
+        >>> maps = {"early": torch.rand(2, 16, 16), "late": torch.rand(2, 4, 4)}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     log_maps(folder, maps, torch.rand(2, 3, 16, 16), step=100)
+        ...     for file in sorted(Path(folder).rglob("*.jpg")):
+        ...         print(file.relative_to(folder).as_posix())
+        normgrad_order0/00_early/step_00000100.jpg
+        normgrad_order0/01_late/step_00000100.jpg
     """
     check_whole("step", step, 0)
     if not isinstance(tag, str):

@@ -38,7 +38,13 @@ def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: An
     Example:
         >>> import torch
         >>> from normgrad_lightning import select_layers
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+        >>> conv = torch.nn.Conv2d
+        >>> model = torch.nn.Sequential(conv(3, 4, 3, 2), torch.nn.ReLU(), conv(4, 4, 3, 2), torch.nn.ReLU())
+
+        Automatically, the last layer of each resolution; or by name:
+
+        >>> select_layers(model, "auto", torch.rand(2, 3, 32, 32))
+        ['1', '3']
         >>> select_layers(model, ["0", "2"])
         ['0', '2']
     """

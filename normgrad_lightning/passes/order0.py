@@ -57,11 +57,17 @@ def order0_maps(
     Example:
         >>> import torch
         >>> from normgrad_lightning import order0_maps
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Flatten())
+        >>> _ = torch.nn.init.ones_(model[0].weight), torch.nn.init.zeros_(model[0].bias)
+        >>> image = torch.tensor([[[[0.0, -1.0], [2.0, 3.0]]]])
+
+        The layer passes the image on, and the gradient of half a sum of squares is the image again: so the map is x².
+
         >>> def loss_fn(model, images):
-        ...     return model(images).square().mean()
-        >>> order0_maps(model, loss_fn, torch.randn(2, 3, 8, 8), "0")["0"].shape
-        torch.Size([2, 6, 6])
+        ...     return model(images).square().sum() / 2
+        >>> order0_maps(model, loss_fn, image, "0")["0"]
+        tensor([[[0., 1.],
+                 [4., 9.]]])
     """
     check_loss_fn(loss_fn)
     return maps_of_pass(model, loss_fn, batch, layers, "order0", ReadOptions(target, token_grid, channels_last))
@@ -99,11 +105,20 @@ def grad_cam_maps(
     Example:
         >>> import torch
         >>> from normgrad_lightning import grad_cam_maps
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
-        >>> def score_of_class_1(model, images):
-        ...     return model(images)[:, 1].mean((1, 2)).sum()
-        >>> grad_cam_maps(model, torch.randn(2, 3, 8, 8), "0", score_fn=score_of_class_1)["0"].shape
-        torch.Size([2, 6, 6])
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Flatten())
+        >>> _ = torch.nn.init.ones_(model[0].weight), torch.nn.init.zeros_(model[0].bias)
+        >>> image = torch.tensor([[[[0.0, -1.0], [2.0, 3.0]]]])
+
+        Positive features raise their sum. As a loss, to be lowered, the same sum has the opposite map:
+
+        >>> def total(model, images):
+        ...     return model(images).sum()
+        >>> grad_cam_maps(model, image, "0", score_fn=total)["0"]
+        tensor([[[0., 0.],
+                 [2., 3.]]])
+        >>> grad_cam_maps(model, image, "0", loss_fn=total)["0"]
+        tensor([[[0., 1.],
+                 [0., 0.]]])
     """
     loss = _one_loss(batch, loss_fn, score_fn)
     options = ReadOptions(token_grid=token_grid, channels_last=channels_last)

@@ -97,13 +97,22 @@ def order1_maps(
 
     Example:
         >>> import torch
-        >>> from torch.nn import functional as F
         >>> from normgrad_lightning import order1_maps
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
-        >>> def loss_fn(model, batch):
-        ...     return F.cross_entropy(model(batch[0]).mean((2, 3)), batch[1])
-        >>> order1_maps(model, loss_fn, (torch.randn(2, 3, 8, 8), torch.tensor([0, 1])), "0")["0"].shape
-        torch.Size([2, 6, 6])
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1, bias=False), torch.nn.Flatten())
+        >>> _ = torch.nn.init.constant_(model[0].weight, 2.0)
+        >>> image = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
+        >>> def loss_fn(model, images):
+        ...     return model(images).square().sum() / 2
+
+        With one weight, w = 2, the loss is ½w²Σx², where Σx² = 14. The map can be had by hand: w²(1 − 14ε)³x², and
+        w²(1 + 14ε)³x² for what would degrade the model. With 14ε = ½ that is ½x² and 13½x².
+
+        >>> order1_maps(model, loss_fn, image, "0", epsilon=1 / 28)["0"]
+        tensor([[[0.0000, 0.5000],
+                 [2.0000, 4.5000]]])
+        >>> order1_maps(model, loss_fn, image, "0", epsilon=1 / 28, adversarial=True)["0"]
+        tensor([[[  0.0000,  13.5000],
+                 [ 54.0000, 121.5000]]])
     """
     check_loss_fn(loss_fn)
     check_flag("adversarial", adversarial)

@@ -54,11 +54,19 @@ class NormGrad:
     Example:
         >>> import torch
         >>> from normgrad_lightning import NormGrad
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
-        >>> with NormGrad(model, layers="0") as recorder:
-        ...     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
-        >>> recorder.maps["0"].shape
-        torch.Size([2, 6, 6])
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.ReLU())
+        >>> _ = torch.nn.init.ones_(model[0].weight), torch.nn.init.zeros_(model[0].bias)
+        >>> image = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
+        >>> with NormGrad(model, layers="0", target="weight") as recorder:
+        ...     model(image).square().sum().backward()
+        >>> recorder.maps["0"]
+        tensor([[[ 0.,  2.],
+                 [ 8., 18.]]])
+
+        What each place adds to the gradient of the weight. Here all of it has one sign, so the map adds up to that:
+
+        >>> model[0].weight.grad.item(), recorder.maps["0"].sum().item()
+        (28.0, 28.0)
     """
 
     def __init__(
