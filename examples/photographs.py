@@ -79,11 +79,23 @@ def fitted(picture: Image.Image, size: int | tuple[int, int] = SIZE) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
-def side_by_side(left: Tensor, right: Tensor) -> Tensor:
-    """Return one square picture of the middle halves of two square ones, `(..., 3, S, S)` each."""
-    size = left.shape[-1]
-    middle = slice(size // 4, size // 4 + size // 2)
-    return torch.cat([left[..., middle], right[..., middle]], dim=-1)
+def fitted_mask(picture: Image.Image, size: int) -> Tensor:
+    """Return the same part of a mask as `fitted` takes of its photograph, `(size, size)`: 1 where it is white."""
+    return (fitted(picture, size)[0] > 127).float()
+
+
+def side_by_side(left: Tensor, right: Tensor, centres: tuple[float, float] = (0.5, 0.5)) -> Tensor:
+    """Return one square picture `(3, S, S)` of an upright half of each of two.
+
+    The halves are cut around `centres`, parts of the width, as far as there is picture.
+    """
+    return torch.cat([_half(picture, centre) for picture, centre in zip((left, right), centres, strict=True)], dim=-1)
+
+
+def _half(picture: Tensor, centre: float) -> Tensor:
+    width = picture.shape[-1]
+    start = min(max(round((centre - 0.25) * width), 0), width - width // 2)
+    return picture[..., start : start + width // 2]
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -155,7 +167,7 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    count: int
+    cases: int
 
 
 def bootstrap(values: Tensor, rounds: int = 2000, seed: int = 0) -> Interval:
@@ -170,6 +182,19 @@ def bootstrap(values: Tensor, rounds: int = 2000, seed: int = 0) -> Interval:
     means: NDArray[np.float64] = there[rng.integers(len(there), size=(rounds, len(there)))].mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return Interval(float(there.mean()), float(low), float(high), len(there))
+
+
+def bootstrap_grid(values: Tensor, rounds: int = 2000, seed: int = 0) -> Interval:
+    """Return the mean of `values` `(A, B)`, one for each pair, and its 95 % interval, by drawing both partners anew.
+
+    Pairs that share a partner are not independent, so drawing pairs would make the interval too narrow.
+    """
+    rng = np.random.default_rng(seed)
+    grid = values.double().numpy()
+    rows, columns = (rng.integers(side, size=(rounds, side)) for side in grid.shape)
+    means = np.nanmean(grid[rows[:, :, None], columns[:, None, :]], axis=(1, 2))
+    low, high = np.nanquantile(means, [0.025, 0.975])
+    return Interval(float(np.nanmean(grid)), float(low), float(high), int(np.isfinite(grid).sum()))
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:
