@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from normgrad_lightning.events.event import Event
 from normgrad_lightning.events.images import ImageChoice
-from normgrad_lightning.events.labels import labels_of
+from normgrad_lightning.events.labels import classes_of, labels_of
 from normgrad_lightning.events.messages import Messenger
 from normgrad_lightning.events.settings import ProbeOf, Settings, Which
 from normgrad_lightning.events.training_step import TrainingStep
@@ -30,9 +32,12 @@ from normgrad_lightning.passes.order1 import Order1Maps, run_passes
 from normgrad_lightning.passes.sandbox import Sandbox
 from normgrad_lightning.passes.second_look import Whole
 from normgrad_lightning.recording.layer_names import AUTO
-from normgrad_lightning.recording.nested import map_tensors, parts
+from normgrad_lightning.recording.nested import map_tensors, parts, rebuilt
 
-_WHOSE = {"train": "the first training batch", "val": "the first validation batch"}
+MOST_BATCHES = 8
+"""Of validation, that images are taken of: its data is often sorted, and a batch then has one class."""
+
+_WHOSE = {"train": "the first training batch", "val": "the first validation batches"}
 _PLAIN = (str, int, float, bool, type(None))
 _PLAIN_CONTAINERS = (dict, OrderedDict, list, tuple)
 
@@ -54,6 +59,7 @@ class ProbeImages:
 
     def forget(self) -> None:
         """Have no images."""
+        self._left = 0
         self._of: Any = None
         self.batch: Any = None
         self.labels: list[int] | None = None
@@ -63,6 +69,15 @@ class ProbeImages:
         if isinstance(self._of, str):
             return isinstance(probe, str) and probe == self._of
         return probe is not None and probe is self._of
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the next batch may have images of other classes to add."""
+        return self._left > 0
+
+    def settle(self) -> None:
+        """Stay with these images: there are maps of them."""
+        self._left = 0
 
     def take(self, of: str, module: Any, batch: Any, which: Which) -> None:
         """Copy a few images of a batch that comes by.
@@ -81,13 +96,36 @@ class ProbeImages:
             ) from error
         self.labels = None if labels is None else [labels[place] for place in places]
         self._of = of
+        self._left = MOST_BATCHES - 1 if of == "val" and not self._has_all_classes(module, which) else 0
+
+    def take_more(self, module: Any, batch: Any, which: Which) -> None:
+        """Copy images of another batch, if it has classes that are missing; if the two fit, and can be cut."""
+        self._left -= 1
+        labels, known = labels_of(module, batch), self.labels
+        if labels is None or known is None:
+            self.settle()
+            return
+        with suppress(CannotSlice):
+            places = probe_places(batch, which, labels)
+            both = joined(self.batch, _on_cpu(copied(images_at(batch, places))), (len(known), len(places)))
+            labels = [*known, *(labels[place] for place in places)]
+            places = probe_places(both, which, labels)
+            self.batch, self.labels = images_at(both, places), [labels[place] for place in places]
+            if self._has_all_classes(module, which):
+                self.settle()
+
+    def _has_all_classes(self, module: Any, which: Which) -> bool:
+        """Whether there is nothing to look for: an image of each class, as far as there is room, or no labels."""
+        names = which.classes or classes_of(module.trainer.val_dataloaders)
+        count = which.num_images if names is None else min(which.num_images, len(names))
+        return self.labels is None or len(set(self.labels)) >= count
 
     def take_all(self, module: Any, batch: Any) -> None:
         """Copy a batch that was given in code, after all that Lightning does to a batch on its way to the module."""
         ready = Sandbox(module).run(lambda _: _transferred(module, copied(batch)))
         self.batch = _on_cpu(copied(ready))
         self.labels = labels_of(module, ready)
-        self._of = batch
+        self._of, self._left = batch, 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to follow the same images; nothing if these are given in code."""
@@ -106,12 +144,52 @@ class ProbeImages:
         kept = state.get("probe")
         if kept is not None:
             self._of, self.batch, self.labels = kept["of"], kept["batch"], kept["labels"]
+            self.settle()
 
 
 def probe_places(batch: Any, which: Which, labels: Sequence[int] | None) -> list[int]:
     """The places of the images to follow: classes in turn where they are known, else the first."""
     count = min(batch_size(batch), which.num_images)
     return list(range(count)) if labels is None else ImageChoice().balanced(labels, count)
+
+
+def joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
+    """A batch of the images of two.
+
+    Args:
+        one: a batch.
+        other: another one, made in the same way.
+        sizes: how many images they have.
+
+    Raises:
+        CannotSlice: they do not fit, as images of two sizes.
+    """
+    both = _joined(one, other, sizes)
+    if batch_size(both) != sum(sizes):
+        raise CannotSlice("two batches do not fit")
+    return both
+
+
+def _joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
+    if type(one) is not type(other) or (isinstance(one, Tensor) and type(one) is not Tensor):
+        raise CannotSlice("two batches are of two types, or of one of their own")
+    if isinstance(one, Tensor | np.ndarray):
+        if one.ndim == 0:
+            return one
+        if (len(one), len(other)) != sizes or one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+            raise CannotSlice("two batches have two shapes")
+        return torch.cat([one, other]) if isinstance(one, Tensor) else np.concatenate([one, other])
+    if type(one) in (list, tuple) and (len(one), len(other)) == sizes and not _holds_arrays_of_all(one, sizes[0]):
+        return type(one)([*one, *other])
+    inside, others = parts(one), parts(other)
+    if [part.name for part in inside] != [part.name for part in others]:
+        raise CannotSlice("two batches have other parts")
+    return rebuilt(one, [_joined(a.value, b.value, sizes) for a, b in zip(inside, others, strict=True)])
+
+
+def _holds_arrays_of_all(values: Sequence[Any], size: int) -> bool:
+    """Whether a list holds things of all images, as images and labels, and not one for each."""
+    return any(isinstance(value, Tensor | np.ndarray) and value.ndim and len(value) == size for value in values)
 
 
 class ProbePasses:
@@ -147,12 +225,16 @@ class ProbePasses:
         return f"A probe, images of {whose}, takes passes of its own at each event."
 
     def see(self, of: ProbeOf, module: Any, batch: Any) -> None:
-        """Take images of a batch that comes by, if they are wanted of this one and there are none yet."""
-        which = self._settings.which
+        """Take images of a batch that comes by, if they are wanted of this one, and not all there yet."""
+        which, images = self._settings.which, self._images
         self._saw_validation |= of == "val"
-        if isinstance(which.probe, str) and which.probe == of and not self._images.are_of(of):
-            with self._messenger.guard("taking images for the probe"):
-                self._images.take(of, module, batch, which)
+        if not isinstance(which.probe, str) or which.probe != of:
+            return
+        with self._messenger.guard("taking images for the probe"):
+            if not images.are_of(of):
+                images.take(of, module, batch, which)
+            elif images.may_change:
+                images.take_more(module, batch, which)
 
     def begin(self, event: Event) -> None:
         """Run the passes, once there are images."""
@@ -165,10 +247,22 @@ class ProbePasses:
             if not isinstance(probe, str) and not self._images.are_of(probe):
                 self._images.take_all(event.module, probe)
             if self._images.are_of(probe):
+                self._settle(event)
                 event.seen[self] = [self._order0(event)]
         if self in event.seen and event.with_order1:
             with self._messenger.guard("the order-1 passes on the probe"), event.without_maps():
                 event.seen[self].append(self._order1(event))
+
+    def _settle(self, event: Event) -> None:
+        """Stay with the images from now on; warn if they are of one class, and training has others."""
+        if not self._images.may_change:
+            return
+        self._images.settle()
+        if len(set(self._images.labels or ())) == 1 < len(set(event.labels or ())):
+            self._messenger.warn_once(
+                "NormGrad follows images of one class: the validation batches that came by before had no other. Let "
+                "Lightning look at more of them, `Trainer(num_sanity_val_steps=8)`, or give a batch, `probe=batch`."
+            )
 
     def after_backward(self, event: Event) -> None:
         """Nothing: the passes are over."""
@@ -206,7 +300,7 @@ class ProbePasses:
         probe = self._settings.which.probe
         if isinstance(probe, str) and probe == "val" and not (self._images.are_of(probe) or self._saw_validation):
             self._messenger.warn_once(
-                'NormGrad had no images to follow: `probe="val"` takes them of the first validation batch, and none '
+                'NormGrad had no images to follow: `probe="val"` takes them of the first validation batches, and none '
                 'came by during training. Give `trainer.fit` validation data, or set `probe="train"`.'
             )
 

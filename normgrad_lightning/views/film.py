@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image, ImageDraw, ImageFont, features
 from torch import Tensor
 
@@ -23,6 +26,8 @@ from normgrad_lightning.views.resampling import shrunk
 from normgrad_lightning.views.scales import wide
 
 MOST_FRAMES = 60
+MOST_BYTES = 4_000_000
+"""Of the frames in a checkpoint, at most."""
 WIDTH = 600
 """Of the picture, at most: it is shown at this size without a loss."""
 
@@ -45,16 +50,22 @@ class Frame(NamedTuple):
     step: int
     maps: dict[str, Half]
 
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(m.nbytes for m in self.maps.values())
+
 
 class Film:
     """Keeps small maps of each event, and draws them all in the end.
 
     If there are too many, every other one is dropped, and from then on every other event is kept. The first and the
-    latest event are always there.
+    latest event are always there. A checkpoint carries them, so the film of a resumed run begins where training did.
     """
 
     def __init__(self) -> None:
         self._of: MapSet | None = None
+        self._before: Tensor | None = None
         self._frames: list[Frame] = []
         self._latest: Frame | None = None
         self._count = 0
@@ -64,16 +75,26 @@ class Film:
     @property
     def frames(self) -> list[Frame]:
         """Those that are kept, in the order of training."""
-        is_kept = self._latest is None or self._latest in self._frames[-1:]
-        return [*self._frames, *([] if is_kept or self._latest is None else [self._latest])]
+        return [*self._frames, *([self._latest] if self._latest is not None and self._is_extra else [])]
+
+    @property
+    def _is_extra(self) -> bool:
+        """Whether the latest frame is there only as long as it is the latest."""
+        return not (self._frames and self._frames[-1] is self._latest)
 
     def add(self, map_sets: Sequence[MapSet]) -> None:
-        """Keep the maps of a probe that are among these, if any are."""
-        for map_set in (one for one in map_sets if one.source == "probe" and not one.kind.needs_passes):
-            if self._of is None or _shape(self._of) != _shape(map_set):
+        """Keep the order-0 maps of a probe that are among these, if any are, of as many images as are drawn."""
+        for map_set in (_cut(one) for one in map_sets if one.source == "probe" and one.kind.name == "order0"):
+            if not self._goes_on_with(map_set):
                 self.__init__()  # type: ignore[misc]
-                self._of = map_set
+            self._of, self._before = self._of or map_set, None
             self._add(Frame(map_set.step, {layer: _small(m) for layer, m in map_set.maps.items()}))
+
+    def _goes_on_with(self, map_set: MapSet) -> bool:
+        """Whether these maps are of the images that the frames so far are of."""
+        if self._of is not None:
+            return _about(self._of) == _about(map_set)
+        return self._before is not None and _are_alike(self._before, _samples(map_set))
 
     def _add(self, frame: Frame) -> None:
         self._latest, self._has_news = frame, True
@@ -83,6 +104,33 @@ class Film:
             self._frames = self._frames[::2]
             self._stride *= 2
         self._count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the film; nothing if there is none. Long films lose frames."""
+        if self._of is None:
+            return {}
+        layers, *frames, latest = self._layers(), *self.frames
+        kept = [_of_layers(frame, layers) for frame in frames]
+        stride, last = self._stride, _of_layers(latest, layers)
+        while len(kept) > 1 and sum(frame.size for frame in (*kept, last)) > MOST_BYTES:
+            kept, stride = kept[::2], 2 * stride
+        saved = [
+            {"step": frame.step, "maps": {layer: torch.from_numpy(m.copy()) for layer, m in frame.maps.items()}}
+            for frame in (*kept, last)
+        ]
+        about = {"images": _samples(self._of), "count": self._count, "stride": stride}
+        return {"film": {"frames": saved, "is_extra": self._is_extra, **about}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the film of the checkpoint's run, if the next maps are of the same images."""
+        self.__init__()  # type: ignore[misc]
+        kept = state.get("film")
+        if kept is None:
+            return
+        frames = [Frame(one["step"], {k: m.numpy().copy() for k, m in one["maps"].items()}) for one in kept["frames"]]
+        self._latest = frames[-1]
+        self._frames = frames[:-1] if kept["is_extra"] else frames
+        self._before, self._count, self._stride = kept["images"], kept["count"], kept["stride"]
 
     def page(self, look: Look) -> Page | None:
         """A page with the film; None if there is nothing that moves, or nothing new since the last time."""
@@ -122,12 +170,14 @@ class _Canvas:
         side = min(_LARGEST_TILE, (WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns)
         tiles = tiles_of(of.images, of.maps, look, side)
         self._height, self._width = tiles.shape[1:3]
-        rows = max(1, min(len(tiles), _MOST_ROWS, _HEIGHT_OF_ROWS // (self._height + _GAP)))
-        self._tiles, self._greys = tiles[:rows], greys_of(tiles[:rows])
+        rows = max(1, min(len(tiles), _HEIGHT_OF_ROWS // (self._height + _GAP)))
+        self._shown = _in_turn(of.labels, len(tiles), rows)
+        self._tiles = tiles[self._shown]
+        self._greys = greys_of(self._tiles)
         self._fonts = {size: ImageFont.load_default(size=size) for size in (12, 15)}
         width = max(_NARROWEST, 2 * _MARGIN + columns * (self._width + _GAP) - _GAP)
         self._picture = Image.new("RGB", (width, _HEADER + rows * (self._height + _GAP) - _GAP + _FOOTER), _BACKGROUND)
-        self._write_captions(of.class_names)
+        self._write_captions([of.class_names[place] for place in self._shown] if of.labels is not None else [])
 
     def _write_captions(self, classes: Sequence[str]) -> None:
         draw = ImageDraw.Draw(self._picture)
@@ -161,8 +211,8 @@ class _Canvas:
     def drawn(self, frame: Frame, last: int) -> Image.Image:
         """A picture of the frame, with a bar for how much of the training is over; `last` is its last step."""
         picture = self._picture.copy()
-        rows, look = len(self._tiles), self._look
-        shown = [frame.maps[layer][:rows].astype(np.float32) for layer in self._layers]
+        look = self._look
+        shown = [frame.maps[layer][self._shown].astype(np.float32) for layer in self._layers]
         if self._combines:
             shown.insert(0, combined_planes(shown, self._height, self._width))
         for column, maps in enumerate(shown, 1):
@@ -200,9 +250,49 @@ def _encoded(pictures: Sequence[Image.Image]) -> bytes:
     return file.getvalue()
 
 
-def _shape(map_set: MapSet) -> object:
+def _in_turn(labels: Sequence[int] | None, count: int, most: int) -> list[int]:
+    """The places of as many images as there is room for: if some must go, every class keeps one as long as it can."""
+    seen = Counter[int]()
+    turns = []
+    for place, label in enumerate(labels or [0] * count):
+        turns.append((seen[label], place))
+        seen[label] += 1
+    return sorted(place for _, place in sorted(turns)[:most])
+
+
+def _cut(map_set: MapSet) -> MapSet:
+    """The maps of the images that there may be room for."""
+    count = len(next(iter(map_set.maps.values()), ()))
+    places = _in_turn(map_set.labels, count, _MOST_ROWS)
+    return replace(
+        map_set,
+        maps={layer: m[places] for layer, m in map_set.maps.items()},
+        images=None if map_set.images is None else map_set.images[places],
+        labels=None if map_set.labels is None else [map_set.labels[place] for place in places],
+    )
+
+
+def _of_layers(frame: Frame, layers: Sequence[str]) -> Frame:
+    return Frame(frame.step, {layer: frame.maps[layer] for layer in layers})
+
+
+def _about(map_set: MapSet) -> object:
     """What must stay the same for two events to be frames of one film."""
-    return None if map_set.images is None else map_set.images.shape
+    return map_set.labels, None if map_set.images is None else map_set.images.shape
+
+
+def _samples(map_set: MapSet) -> Tensor:
+    """A few pixels of each image, `(N, 256)` or fewer, which tell it from others: checkpoints need not hold more."""
+    if map_set.images is None:
+        return torch.zeros(0)
+    pixels = map_set.images.detach().flatten(1)
+    places = torch.linspace(0, pixels.shape[1] - 1, min(pixels.shape[1], 256), dtype=torch.float64).long()
+    return pixels[:, places].float()
+
+
+def _are_alike(some: Tensor, others: Tensor) -> bool:
+    """Whether these are samples of the same images; another device may round in another way."""
+    return some.shape == others.shape and torch.allclose(some, others, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
 def _small(maps: Tensor) -> Half:

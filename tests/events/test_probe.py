@@ -32,6 +32,8 @@ from twice import (
 )
 
 from normgrad_lightning import NormGradCallback, order0_maps
+from normgrad_lightning.events.probe import joined
+from normgrad_lightning.passes.batches import CannotSlice
 from normgrad_lightning.recording.own_passes import CAN_RUN_EAGERLY
 from normgrad_lightning.switch.environment_callback import EnvironmentCallback
 from normgrad_lightning.views.film import Film
@@ -176,6 +178,88 @@ def test_without_a_sanity_check_a_probe_of_validation_begins_after_the_first_val
     first = [int(label) % 3 for label in labels[:6]]
     assert len(set(first)) == 3
     assert sorted(seen.at[3]["probe_order0"].labels) == [0, 1, 2]
+
+
+def sorted_validation(n: int = 18) -> dict[str, Any]:
+    """A third of the images of each class, one class after the other, in batches of three."""
+    images, _ = batch(n, seed=3)
+    labels = torch.arange(n) * 3 // n
+    return {"val_dataloaders": DataLoader(TensorDataset(images, labels), batch_size=3)}
+
+
+def test_a_probe_of_sorted_validation_data_has_all_classes_of_the_first_batches(tmp_path):
+    flags = {"num_images": 4, "order1_every_n_steps": None}
+    _, _, seen = both(tmp_path, "val", fit=sorted_validation(), num_sanity_val_steps=8, flags=flags)
+    assert list(seen.at) == [0, 1, 2, 3, 4, 5]
+    shown = seen.at[0]["probe_order0"]
+    assert shown.labels == [0, 0, 1, 2]
+    assert torch.equal(shown.images, batch(18, seed=3)[0][[0, 1, 6, 12]])
+    _, _, seen = both(
+        tmp_path / "later", "val", fit=sorted_validation(), num_sanity_val_steps=0, val_check_interval=3, flags=flags
+    )
+    assert list(seen.at) == [3, 4, 5]
+    assert seen.at[3]["probe_order0"].labels == [0, 0, 1, 2]
+
+
+def test_no_more_than_eight_validation_batches_are_looked_at_and_none_once_there_are_maps(tmp_path):
+    fit = sorted_validation(90)  # ten batches of each class
+    callback = watching(probe="val", num_images=4, order1_every_n_steps=None)
+    run = train(WithValidation, tmp_path, callback, fit=fit, num_sanity_val_steps=-1, val_check_interval=2)
+    (told,) = run.warned if run.warned else [""]
+    assert callback.latest["probe_order0"].labels == [0, 0, 0, 0]
+    assert torch.equal(callback.latest["probe_order0"].images[:3], batch(90, seed=3)[0][:3])
+    assert told == ""  # eight batches were looked at: there is nothing that the user could do
+
+
+def test_images_of_one_class_in_a_run_with_several_are_a_warning_that_says_what_to_do(tmp_path):
+    callback = watching(probe="val", num_images=4, order1_every_n_steps=None)
+    run = train(WithValidation, tmp_path, callback, fit=sorted_validation(), num_sanity_val_steps=2)
+    (told,) = run.warned
+    assert told.startswith("NormGrad follows images of one class")
+    assert "`Trainer(num_sanity_val_steps=8)`" in told
+    assert "`probe=batch`" in told
+
+
+def test_batches_are_joined_whatever_they_are_made_of():
+    @dataclass
+    class Pair:
+        x: Tensor
+        y: Tensor
+
+    def made(first: int, n: int) -> Any:
+        x = torch.arange(first, first + n).float()[:, None, None, None].expand(n, 3, 2, 2)
+        names = [f"{i}.jpg" for i in range(first, first + n)]
+        return {
+            "x": x,
+            "y": torch.arange(n),
+            "names": names,
+            "pair": Pair(x, torch.ones(n)),
+            "rate": 0.5,
+            "np": x.numpy(),
+        }
+
+    for n in (1, 2, 3):
+        whole = joined(made(0, 2), made(2, n), (2, n))
+        wanted = made(0, 2 + n)
+        assert whole["names"] == wanted["names"]
+        assert whole["rate"] == 0.5
+        assert np.array_equal(whole["np"], wanted["np"])
+        assert torch.equal(whole["pair"].x, wanted["x"])
+    images, labels = batch(2)
+    assert torch.equal(joined([images, labels], [images, labels], (2, 2))[0], torch.cat([images, images]))
+    for other in ((images[..., :8], labels), [images, labels], (images.double(), labels), (images, labels, labels)):
+        with pytest.raises(CannotSlice):
+            joined((images, labels), other, (2, 2))
+
+
+def test_validation_batches_of_several_sizes_leave_the_images_of_the_first(tmp_path):
+    parts = [(batch(3, seed=i)[0][..., : 16 - 4 * i, : 16 - 4 * i], torch.full((3,), i)) for i in range(3)]
+    callback = watching(probe="val", num_images=4, order1_every_n_steps=None)
+    fit = {"val_dataloaders": DataLoader(parts, batch_size=None)}
+    train(WithValidation, tmp_path, callback, fit=fit, num_sanity_val_steps=3)
+    shown = callback.latest["probe_order0"]
+    assert shown.labels == [0, 0, 0]
+    assert torch.equal(shown.images, parts[0][0])
 
 
 class AugmentsOnDevice(Lit):

@@ -126,6 +126,109 @@ def test_there_is_no_film_without_movement_without_a_probe_or_without_news():
     assert film.page(Look()) is not None
 
 
+def test_every_class_has_a_row_as_long_as_there_is_room():
+    film = Film()
+    one = probed(0, 0.5, count=8, labels=[0, 0, 0, 1, 1, 2, 3, 3])
+    images = torch.arange(8).float()[:, None, None, None].expand(8, 3, 32, 32)
+    film.add([MapSet(one.kind, 0, one.maps, images, one.images_of, one.layers, source="probe", labels=one.labels)])
+    assert film._of is not None
+    assert film._of.labels == [0, 0, 1, 1, 2, 3]
+    assert film._of.images is not None
+    assert film._of.images[:, 0, 0, 0].tolist() == [0, 1, 3, 4, 5, 6]
+    high = Film()
+    for step in (0, 10):
+        tall = torch.rand(8, 3, 64, 20)
+        about = {"source": "probe", "labels": one.labels, "classes": ["a", "b", "c", "d"]}
+        high.add([MapSet(one.kind, step, one.maps, tall, one.images_of, one.layers, **about)])
+    assert len(frames_of(high)[0]) == 2
+
+
+def test_only_order_0_is_filmed():
+    film = Film()
+    one = probed(0, 0.5)
+    film.add([MapSet(KINDS["grad_cam"], 0, one.maps, one.images, one.images_of, one.layers, source="probe")])
+    assert film.frames == []
+
+
+# ---------------------------------------------------------------- in a checkpoint
+
+
+def resumed(film: Film, folder: Any) -> Film:
+    """A film that goes on with what a checkpoint has of another."""
+    torch.save(film.state_dict(), folder / "state.pt")
+    again = Film()
+    again.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+    return again
+
+
+@pytest.mark.parametrize("events", [1, 2, 5, 61, 130, 131, 200])
+def test_a_resumed_film_has_the_frames_of_one_that_was_never_broken_off(tmp_path, events):
+    whole = Film()
+    for step in range(events):
+        whole.add([probed(step, 0.3, sizes={"a": 4})])
+    again = resumed(whole, tmp_path)
+    assert [frame.step for frame in again.frames] == [frame.step for frame in whole.frames]
+    for step in range(events, events + 90):
+        whole.add([probed(step, 0.6, sizes={"a": 4})])
+        again.add([probed(step, 0.6, sizes={"a": 4})])
+        assert [frame.step for frame in again.frames] == [frame.step for frame in whole.frames]
+    for one, other in zip(again.frames, whole.frames, strict=True):
+        assert np.array_equal(one.maps["a"], other.maps["a"])
+
+
+def test_a_film_is_written_again_only_if_a_resumed_run_adds_to_it(tmp_path):
+    again = resumed(moving(), tmp_path)
+    assert again.page(Look()) is None
+    again.add([probed(90, 0.9)])
+    pictures, _ = frames_of(again)
+    assert len(pictures) == 6
+
+
+def test_frames_of_other_images_are_forgotten(tmp_path):
+    again = resumed(moving(), tmp_path)
+    one = probed(90, 0.9)
+    other = torch.full_like(one.images, 0.6)
+    again.add([MapSet(one.kind, 90, one.maps, other, one.images_of, one.layers, source="probe")])
+    assert [frame.step for frame in again.frames] == [90]
+    again.add([probed(99, 0.9, labels=[1, 2])])
+    assert [frame.step for frame in again.frames] == [99]
+
+
+def test_a_checkpoint_stays_small(tmp_path):
+    film = Film()
+    for step in range(60):
+        film.add([probed(step, 0.5, count=8, sizes={f"layer{i}": 64 for i in range(7)})])
+    again = resumed(film, tmp_path)
+    assert (tmp_path / "state.pt").stat().st_size < 1.1 * module.MOST_BYTES
+    steps = [frame.step for frame in again.frames]
+    assert steps[0] == 0
+    assert steps[-1] == 59
+    assert 8 <= len(steps) <= 30
+    for step in range(60, 300):
+        again.add([probed(step, 0.5, count=8, sizes={f"layer{i}": 64 for i in range(7)})])
+    assert len(set(np.diff([frame.step for frame in again.frames][:-1]))) <= 2
+    assert len(frames_of(again)[0]) > 8
+
+
+def test_a_checkpoint_without_a_film_has_nothing_of_it_and_loads(tmp_path):
+    assert Film().state_dict() == {}
+    film = moving()
+    film.load_state_dict({})
+    assert film.frames == []
+
+
+def test_images_that_are_not_known_go_on_too(tmp_path):
+    def unseen(step: int) -> MapSet:
+        one = probed(step, 0.5)
+        return MapSet(one.kind, step, one.maps, None, dict.fromkeys(one.maps), one.layers, source="probe")
+
+    film = Film()
+    film.add([unseen(0)])
+    again = resumed(film, tmp_path)
+    again.add([unseen(5)])
+    assert [frame.step for frame in again.frames] == [0, 5]
+
+
 def test_other_images_begin_another_film():
     film = Film()
     film.add([probed(0, 0.5, count=2)])
