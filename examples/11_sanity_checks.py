@@ -192,14 +192,13 @@ def randomised(subject: Subject, stages: Sequence[str], seed: int) -> nn.Module:
     """
     model = copy.deepcopy(subject.model)
     torch.manual_seed(seed)
-    norms = []
     for name in (name for stage in stages for name in subject.stages[stage]):
         for module in model.get_submodule(name).modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
             if isinstance(module, nn.BatchNorm2d):
-                norms.append(module.train())
-                module.momentum = None
+                module.train()
+                module.momentum = None  # the statistics of one pass
     with torch.no_grad():
         model(subject.images)
     return model.eval()
@@ -433,16 +432,16 @@ def table(figures: Figures, likeness: str) -> str:
 
 def picture(subject: Subject, before: Maps, steps: Sequence[Maps], tile: int = 88) -> Image.Image:
     """Return the maps of the first image: a row for each method, a column for each depth of randomisation."""
-    left, gap, heading = 168, 3, 58
+    left, gap, heading = 168, 3, tile + 12
     columns = ["trained", *subject.stages]
     photo = input_tiles(subject.images[:1].numpy(), mean=None, std=None, tile_size=tile)
     width = left + len(columns) * (tile + gap)
     sheet = Image.new("RGB", (width, heading + len(before) * (tile + gap)), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
-    draw.text((4, 6), "weights drawn anew,\nfrom the top down to:", "dimgray", font)
+    sheet.paste(Image.fromarray(photo[0, ..., :3]), (4, 4))
+    draw.text((left + tile + gap, 8), "weights drawn anew, from the top down to and including", "dimgray", font)
     for column, name in enumerate(columns):
-        text = name.replace(" ", "\n", 1) if column else name
-        draw.text((left + column * (tile + gap), 22), text, "black", font)
+        draw.text((left + column * (tile + gap), 60), name.replace(" ", "\n", 1), "black", font)
     greys = greys_of(photo)
     for row, method in enumerate(before):
         top = heading + row * (tile + gap)
