@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +36,7 @@ from normgrad_lightning.recording.nested import map_tensors, parts, rebuilt
 MOST_BATCHES = 8
 """Of validation, that images are taken of: its data is often sorted, and a batch then has one class."""
 
-_WHOSE = {"train": "the first training batch", "val": "the first validation batches"}
+_WHOSE = {"train": "the first training batch", "val": "the first validation batch or batches"}
 _PLAIN = (str, int, float, bool, type(None))
 _PLAIN_CONTAINERS = (dict, OrderedDict, list, tuple)
 
@@ -173,13 +172,13 @@ def joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
 def _joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
     if type(one) is not type(other) or (isinstance(one, Tensor) and type(one) is not Tensor):
         raise CannotSlice("two batches are of two types, or of one of their own")
-    if isinstance(one, Tensor | np.ndarray):
-        if one.ndim == 0:
+    if isinstance(one, Tensor):
+        if one.dim() == 0:
             return one
         if (len(one), len(other)) != sizes or one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             raise CannotSlice("two batches have two shapes")
-        return torch.cat([one, other]) if isinstance(one, Tensor) else np.concatenate([one, other])
-    if type(one) in (list, tuple) and (len(one), len(other)) == sizes and not _holds_arrays_of_all(one, sizes[0]):
+        return torch.cat([one, other])
+    if type(one) in (list, tuple) and (len(one), len(other)) == sizes and not _holds_tensors_of_all(one, sizes[0]):
         return type(one)([*one, *other])
     inside, others = parts(one), parts(other)
     if [part.name for part in inside] != [part.name for part in others]:
@@ -187,9 +186,9 @@ def _joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
     return rebuilt(one, [_joined(a.value, b.value, sizes) for a, b in zip(inside, others, strict=True)])
 
 
-def _holds_arrays_of_all(values: Sequence[Any], size: int) -> bool:
+def _holds_tensors_of_all(values: Sequence[Any], size: int) -> bool:
     """Whether a list holds things of all images, as images and labels, and not one for each."""
-    return any(isinstance(value, Tensor | np.ndarray) and value.ndim and len(value) == size for value in values)
+    return any(isinstance(value, Tensor) and value.dim() and len(value) == size for value in values)
 
 
 class ProbePasses:
@@ -300,7 +299,7 @@ class ProbePasses:
         probe = self._settings.which.probe
         if isinstance(probe, str) and probe == "val" and not (self._images.are_of(probe) or self._saw_validation):
             self._messenger.warn_once(
-                'NormGrad had no images to follow: `probe="val"` takes them of the first validation batches, and none '
+                'NormGrad had no images to follow: `probe="val"` takes them of the first validation batch, and none '
                 'came by during training. Give `trainer.fit` validation data, or set `probe="train"`.'
             )
 

@@ -235,7 +235,6 @@ def test_batches_are_joined_whatever_they_are_made_of():
             "names": names,
             "pair": Pair(x, torch.ones(n)),
             "rate": 0.5,
-            "np": x.numpy(),
         }
 
     for n in (1, 2, 3):
@@ -243,11 +242,16 @@ def test_batches_are_joined_whatever_they_are_made_of():
         wanted = made(0, 2 + n)
         assert whole["names"] == wanted["names"]
         assert whole["rate"] == 0.5
-        assert np.array_equal(whole["np"], wanted["np"])
         assert torch.equal(whole["pair"].x, wanted["x"])
     images, labels = batch(2)
     assert torch.equal(joined([images, labels], [images, labels], (2, 2))[0], torch.cat([images, images]))
-    for other in ((images[..., :8], labels), [images, labels], (images.double(), labels), (images, labels, labels)):
+    for other in (
+        (images[..., :8], labels),
+        [images, labels],
+        (images.double(), labels),
+        (images, labels, labels),
+        (images.numpy(), labels),
+    ):
         with pytest.raises(CannotSlice):
             joined((images, labels), other, (2, 2))
 
