@@ -104,7 +104,7 @@ class ProbeImages:
         if labels is None or known is None:
             self.settle()
             return
-        with suppress(CannotSlice):
+        with suppress(CannotSlice, DoNotFit):
             places = probe_places(batch, which, labels)
             both = joined(self.batch, _on_cpu(copied(images_at(batch, places))), (len(known), len(places)))
             labels = [*known, *(labels[place] for place in places)]
@@ -152,6 +152,10 @@ def probe_places(batch: Any, which: Which, labels: Sequence[int] | None) -> list
     return list(range(count)) if labels is None else ImageChoice().balanced(labels, count)
 
 
+class DoNotFit(Exception):
+    """Two batches that cannot be one."""
+
+
 def joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
     """A batch of the images of two.
 
@@ -161,28 +165,29 @@ def joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
         sizes: how many images they have.
 
     Raises:
-        CannotSlice: they do not fit, as images of two sizes.
+        DoNotFit: they cannot be one batch, as images of two sizes.
+        CannotSlice: what comes out is no batch.
     """
     both = _joined(one, other, sizes)
     if batch_size(both) != sum(sizes):
-        raise CannotSlice("two batches do not fit")
+        raise DoNotFit
     return both
 
 
 def _joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
     if type(one) is not type(other) or (isinstance(one, Tensor) and type(one) is not Tensor):
-        raise CannotSlice("two batches are of two types, or of one of their own")
+        raise DoNotFit
     if isinstance(one, Tensor):
         if one.dim() == 0:
             return one
         if (len(one), len(other)) != sizes or one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
-            raise CannotSlice("two batches have two shapes")
+            raise DoNotFit
         return torch.cat([one, other])
     if type(one) in (list, tuple) and (len(one), len(other)) == sizes and not _holds_tensors_of_all(one, sizes[0]):
         return type(one)([*one, *other])
     inside, others = parts(one), parts(other)
     if [part.name for part in inside] != [part.name for part in others]:
-        raise CannotSlice("two batches have other parts")
+        raise DoNotFit
     return rebuilt(one, [_joined(a.value, b.value, sizes) for a, b in zip(inside, others, strict=True)])
 
 

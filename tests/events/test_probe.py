@@ -32,8 +32,7 @@ from twice import (
 )
 
 from normgrad_lightning import NormGradCallback, order0_maps
-from normgrad_lightning.events.probe import joined
-from normgrad_lightning.passes.batches import CannotSlice
+from normgrad_lightning.events.probe import DoNotFit, joined
 from normgrad_lightning.recording.own_passes import CAN_RUN_EAGERLY
 from normgrad_lightning.switch.environment_callback import EnvironmentCallback
 from normgrad_lightning.views.film import Film
@@ -252,7 +251,7 @@ def test_batches_are_joined_whatever_they_are_made_of():
         (images, labels, labels),
         (images.numpy(), labels),
     ):
-        with pytest.raises(CannotSlice):
+        with pytest.raises(DoNotFit):
             joined((images, labels), other, (2, 2))
 
 
