@@ -59,7 +59,19 @@ def network(name: str, weights: Path | None = None) -> nn.Module:
     net: nn.Module = getattr(torchvision.models, name)()
     if weights is not None:
         net.load_state_dict(torch.load(weights, weights_only=True))
+    else:
+        _give_statistics(net)
     return net.eval()
+
+
+def _give_statistics(net: nn.Module) -> None:
+    """Let BatchNorm see some noise: without statistics, the activations of random weights grow out of bounds."""
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # take the statistics of this one batch as they are
+    if norms:
+        with torch.no_grad():
+            net.train()(torch.randn(8, 3, 64, 64))
 
 
 def photograph(name: str, size: int | tuple[int, int] = SIZE) -> Tensor:
