@@ -4,10 +4,12 @@ Images of the training batch are others at each event. A probe shows what change
 never asks a data loader for a batch, which would change the random numbers of training: it copies images of a batch
 that comes by. In the first steps of training, BatchNorm takes the statistics of the probe, as its own are hardly more
 than what they start with (see `young_statistics`): with these, a deep network's features may grow without limit.
+A `training_step` that augments images at random draws the same numbers at each event.
 """
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ from normgrad_lightning.events.images import ImageChoice
 from normgrad_lightning.events.labels import classes_of, labels_of
 from normgrad_lightning.events.messages import Messenger
 from normgrad_lightning.events.settings import ProbeOf, Settings, Which
+from normgrad_lightning.events.training_loss import TrainingLoss
 from normgrad_lightning.events.training_step import TrainingStep
 from normgrad_lightning.kinds import KINDS, MapSet
 from normgrad_lightning.passes.batches import CannotSlice, batch_size, copied, images_at, single_images
@@ -37,6 +40,7 @@ MOST_BATCHES = 8
 """Of validation, that images are taken of: its data is often sorted, and a batch then has one class."""
 
 _WHOSE = {"train": "the first training batch", "val": "the first validation batch or batches"}
+_SEED = 0
 _PLAIN = (str, int, float, bool, type(None))
 _PLAIN_CONTAINERS = (dict, OrderedDict, list, tuple)
 
@@ -86,6 +90,7 @@ class ProbeImages:
         """
         labels = labels_of(module, batch)
         try:
+            labels = labels if labels is not None and len(labels) == batch_size(batch) else None
             places = probe_places(batch, which, labels)
             self.batch = _on_cpu(copied(images_at(batch, places)))
         except CannotSlice as error:
@@ -105,6 +110,8 @@ class ProbeImages:
             self.settle()
             return
         with suppress(CannotSlice, DoNotFit):
+            if len(labels) != batch_size(batch):
+                return
             places = probe_places(batch, which, labels)
             both = joined(self.batch, _on_cpu(copied(images_at(batch, places))), (len(known), len(places)))
             labels = [*known, *(labels[place] for place in places)]
@@ -246,7 +253,8 @@ class ProbePasses:
         if probe is None:
             return
         self.see("train", event.module, event.batch)
-        with self._messenger.guard("a pass on the probe"), event.without_maps():
+        doing = "a pass on the probe (its batch must be one that the training loss takes)"
+        with self._messenger.guard(doing), event.without_maps():
             event.loss.check(event.module)
             if not isinstance(probe, str) and not self._images.are_of(probe):
                 self._images.take_all(event.module, probe)
@@ -262,7 +270,8 @@ class ProbePasses:
         if not self._images.may_change:
             return
         self._images.settle()
-        if len(set(self._images.labels or ())) == 1 < len(set(event.labels or ())):
+        known = {label for label in self._images.labels or () if label >= 0}
+        if len(known) == 1 < len(set(event.labels or ())):
             self._messenger.warn_once(
                 "NormGrad follows images of one class: the validation batches that came by before had no other. Let "
                 "Lightning look at more of them, `Trainer(num_sanity_val_steps=8)`, or give a batch, `probe=batch`."
@@ -334,7 +343,8 @@ class ProbePasses:
         step: InnerStep,
         whole: Whole,
     ) -> Order1Maps:
-        result = run_passes(event.module, event.loss, batches, layers, kinds, step, self._settings.read, whole=whole)
+        loss, options = _SameNumbers(event.loss), self._settings.read
+        result = run_passes(event.module, loss, batches, layers, kinds, step, options, whole=whole)
         maps = {kind: {layer: m.cpu() for layer, m in maps_of.items()} for kind, maps_of in result.maps.items()}
         return result._replace(maps=maps)
 
@@ -349,6 +359,26 @@ class ProbePasses:
         if settings.what.layers != AUTO:
             return settings.what.layers
         return self._training_step.layers or trained_layers(event.module, event.loss, batch, settings.read)
+
+
+class _SameNumbers:
+    """A loss that draws the same random numbers each time: an image that it augments must stay the same.
+
+    It is called in passes that put the random state back.
+    """
+
+    def __init__(self, loss: TrainingLoss) -> None:
+        self._loss = loss
+        self.name = loss.name
+
+    def __call__(self, module: Any, batch: Any) -> Tensor:
+        """The loss of the batch."""
+        random.seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
+        if module.device.type == "cuda":
+            with torch.cuda.device(module.device):
+                torch.cuda.manual_seed(_SEED)
+        return self._loss(module, batch)
 
 
 def _transferred(module: Any, batch: Any) -> Any:

@@ -277,8 +277,8 @@ def _of_layers(frame: Frame, layers: Sequence[str]) -> Frame:
 
 
 def _about(map_set: MapSet) -> object:
-    """What must stay the same for two events to be frames of one film."""
-    return map_set.labels, None if map_set.images is None else map_set.images.shape
+    """What must stay the same for two events to be frames of one film; training may resize images."""
+    return map_set.labels, len(next(iter(map_set.maps.values()), ()))
 
 
 def _samples(map_set: MapSet) -> Tensor:

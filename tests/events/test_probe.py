@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,62 @@ def test_a_batch_in_code_is_prepared_as_batches_are_once_and_without_a_trace(tmp
     assert torch.equal(images, before)
 
 
+class AugmentsInItsStep(Lit):
+    """Adds noise, and resizes at random."""
+
+    def loss(self, batch: Any) -> Tensor:
+        images, labels = batch
+        size = int(torch.randint(12, 20, ()))
+        resized = torch.nn.functional.interpolate(images, (size, size))
+        return super().loss((resized + 0.1 * random.random() * torch.randn_like(resized), labels))
+
+
+def test_a_step_that_augments_at_random_sees_the_same_images_at_each_event(tmp_path):
+    _, run, seen = both(tmp_path, OWN, AugmentsInItsStep)
+    shown = [one.images for sets in seen.at.values() for name, one in sets.items() if name == "probe_order0"]
+    assert len(shown) == 6
+    assert all(torch.equal(one, shown[0]) for one in shown)
+    assert len({tuple(m.shape) for m in seen.at[0]["probe_order0"].maps.values()}) == 3
+    with Image.open(film_of(run)) as film:
+        assert film.n_frames == 6
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_labels_that_are_not_one_for_each_image_are_left_out(tmp_path, count):
+    class Odd(WithValidation):
+        def normgrad_labels(self, batch: Any) -> Tensor:
+            return torch.arange(count).flip(0) // 2
+
+    callback = watching(probe="val", num_images=3, order1_every_n_steps=None)
+    train(Odd, tmp_path, callback, fit=validated())
+    shown = callback.latest["probe_order0"]
+    assert shown.labels is None
+    assert torch.equal(shown.images, batch(12, seed=3)[0][:3])
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ((), "IndexError"),
+        ((torch.full((12,), -1),), "IndexError: Target -1 is out of bounds"),
+    ],
+    ids=["no labels", "labels of -1"],
+)
+def test_validation_data_that_training_cannot_take_is_one_warning(tmp_path, made, said):
+    images, _ = batch(12, seed=3)
+    fit = {"val_dataloaders": DataLoader(TensorDataset(images, *made), batch_size=6)}
+
+    class ValidatesNothing(Lit):
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    callback = watching(probe="val", order1_every_n_steps=None, on_error="warn")
+    run = train(ValidatesNothing, tmp_path, callback, fit=fit)
+    (told,) = run.warned
+    assert "(its batch must be one that the training loss takes)" in told
+    assert said in told
+    assert list(callback.latest) == ["order0"]
+
+
 def test_a_tuple_stays_a_tuple(tmp_path):
     @dataclass
     class Batch:
@@ -476,7 +533,8 @@ def test_a_loss_that_fails_on_the_probe_is_one_warning_and_the_rest_goes_on(tmp_
     callback = watching(probe="val", order1_every_n_steps=None, on_error="warn")
     run = train(Particular, tmp_path, callback, fit=validated())
     (told,) = run.warned
-    assert "a pass on the probe, and training goes on: RuntimeError: four images, please" in told
+    assert "a pass on the probe (its batch must be one that the training loss takes), and training goes on: " in told
+    assert told.endswith("RuntimeError: four images, please")
     assert list(callback.latest) == ["order0"]
 
 
