@@ -124,7 +124,8 @@ def sheet(pairs: Pairs, maps_of_label: list[Maps], layer: str, tile: int = 112) 
     tiles = input_tiles(normalise(pairs.images).numpy(), mean=0.5, std=0.5, tile_size=tile)
     columns = 1 + 2 * len(KINDS)
     width = columns * (tile + gap) + 4 * wide_gap
-    picture = Image.new("RGB", (width, len(tiles) * (tile + gap + 18) + heading), "white")
+    height = heading + len(tiles) * (tile + gap + 18) + wide_gap - gap
+    picture = Image.new("RGB", (width, height), "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(size=13)
     for row, tile_of_row in enumerate(tiles):
         top = heading + row * (tile + gap + 18) + 18
