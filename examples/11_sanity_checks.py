@@ -9,7 +9,8 @@ The checks that a saliency method should pass, for NormGrad and for its peers:
   first layer's bias. The network computes the same, so the map should be the same.
 
 Two maps are compared by Spearman's rank correlation and by SSIM. 1 is the same map. Two maps of *different* images are
-not at 0 either, because padding and strides leave traces: the column "other image" has that level.
+not at 0 either, because padding and strides leave traces: the column "other image" has that level. The column "edges"
+has how much a map is like the edges of the image, which need no network at all.
 
     python examples/11_sanity_checks.py                       # both networks: about ten minutes
     python examples/11_sanity_checks.py --network shapes --quick
@@ -48,7 +49,7 @@ from normgrad_lightning.views.drawing import greys_of, input_tiles, overlays
 Maps = dict[str, Tensor]
 """The maps `(N, h, w)` of each method."""
 
-OTHER = "other image"
+OTHER, EDGES = "other image", "edges"
 OWN_WEIGHT, TIMES_INPUT = "order 0, first weight", "gradient × input"
 SHIFT = 2.0  # in units of the normalised pixels
 PHOTOGRAPHS = ("chelsea", "astronaut", "camera", "clock", "coffee", "coins", "retina", "rocket")
@@ -64,7 +65,7 @@ class Subject(NamedTuple):
         labels: `(N,)`.
         layers: which are read for order 0, early ones first; the combined map is made of all of them.
         shown: which of these have a row, by the row's name.
-        late: where order 1 and Grad-CAM are read.
+        last: where order 1 and Grad-CAM are read.
         pool: the global average pool.
         stem: the first convolution.
         stages: what is randomised together, from the top; the names of modules.
@@ -77,7 +78,7 @@ class Subject(NamedTuple):
     labels: Tensor
     layers: Sequence[str]
     shown: Mapping[str, str]
-    late: str
+    last: str
     pool: str
     stem: str
     stages: Mapping[str, Sequence[str]]
@@ -98,15 +99,15 @@ def maps_of(subject: Subject, model: nn.Module, labels: Tensor | None = None) ->
     batch = [subject.images, subject.labels if labels is None else labels]
     order0 = order0_maps(model, total_loss, batch, list(subject.layers))
     at_pool = order0_maps(model, total_loss, batch, subject.pool, target="input")
-    order1 = order1_maps(model, total_loss, batch, subject.late)[subject.late]
-    adversarial = order1_maps(model, total_loss, batch, subject.late, adversarial=True)[subject.late]
+    order1 = order1_maps(model, total_loss, batch, subject.last)[subject.last]
+    adversarial = order1_maps(model, total_loss, batch, subject.last, adversarial=True)[subject.last]
     return {
         **{f"order 0, {row}": order0[layer] for row, layer in subject.shown.items()},
         "order 0, pool's input": at_pool[subject.pool],
         "order 0, combined": NF.combine(order0, subject.images.shape[2:]),
-        "order 1, late": order1,
-        "contrast, late": NF.contrast(order1, adversarial),
-        **{name: peer(model, batch[0], batch[1], subject.late) for name, peer in peers().items()},
+        "order 1, last": order1,
+        "contrast, last": NF.contrast(order1, adversarial),
+        **{name: peer(model, batch[0], batch[1], subject.last) for name, peer in peers().items()},
     }
 
 
@@ -117,7 +118,7 @@ def peers() -> dict[str, Peer]:
     """Return the methods of other libraries, as far as these are installed."""
     found: dict[str, Peer] = {}
     if importlib.util.find_spec("torchcam"):
-        found["Grad-CAM (torchcam), late"] = torchcam_map
+        found["Grad-CAM (torchcam), last"] = torchcam_map
     if importlib.util.find_spec("captum"):
         found["gradient (captum)"] = gradient_map
         found["guided backprop (captum)"] = guided_map
@@ -264,6 +265,14 @@ def stretched(maps: Tensor) -> Tensor:
     return (maps - low) / (high - low).clamp_min(torch.finfo(maps.dtype).tiny)
 
 
+def edges(images: Tensor) -> Tensor:
+    """Return how much grey images change from pixel to pixel, `(N, H, W)`: an edge detector."""
+    grey = F.pad(images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+    across = grey[..., 1:-1, 2:] - grey[..., 1:-1, :-2]
+    down = grey[..., 2:, 1:-1] - grey[..., :-2, 1:-1]
+    return torch.hypot(across, down)[:, 0]
+
+
 LIKENESS = {"Spearman": spearman, "SSIM": ssim}
 Figures = dict[str, dict[str, dict[str, Tensor]]]
 """By likeness, method and check: a value for each image, averaged over the draws of random weights."""
@@ -286,6 +295,7 @@ def cascade(subject: Subject, draws: int, before: Maps) -> tuple[Figures, list[M
     figures: Figures = {}
     pictures = []
     compare(figures, OTHER, before, {name: maps.roll(1, 0) for name, maps in before.items()}, subject.grid)
+    compare(figures, EDGES, before, dict.fromkeys(before, edges(subject.images)), subject.grid)
     stages = list(subject.stages)
     for depth, stage in enumerate(stages):
         for draw in range(draws):
@@ -364,7 +374,7 @@ def shapes_subject(args: argparse.Namespace) -> Subject:
         labels=held_out.labels[: args.pictures],
         layers=["stem.2", "stage1", "stage2", "stage3"],
         shown={"early": "stem.2", "middle": "stage1", "late": "stage2"},
-        late="stage3",
+        last="stage3",
         pool="head.0",
         stem="stem.0",
         stages={"head": ["head"], **{name: [name] for name in ("stage3", "stage2", "stage1", "stem")}},
@@ -398,7 +408,7 @@ def photographs_subject() -> Subject:
         labels=labels,
         layers=FIVE_LAYERS["lite0"],
         shown={"early": "_blocks.0", "middle": "_blocks.4", "late": "_blocks.15"},
-        late="_blocks.15",
+        last="_blocks.15",
         pool="_avg_pooling",
         stem="_conv_stem",
         stages={
@@ -430,9 +440,9 @@ def table(figures: Figures, likeness: str) -> str:
     return markdown(["", *checks], lines)
 
 
-def picture(subject: Subject, before: Maps, steps: Sequence[Maps], tile: int = 88) -> Image.Image:
+def picture(subject: Subject, before: Maps, steps: Sequence[Maps], tile: int = 84) -> Image.Image:
     """Return the maps of the first image: a row for each method, a column for each depth of randomisation."""
-    left, gap, heading = 168, 3, tile + 12
+    left, gap, heading = 148, 3, tile + 12
     columns = ["trained", *subject.stages]
     photo = input_tiles(subject.images[:1].numpy(), mean=None, std=None, tile_size=tile)
     width = left + len(columns) * (tile + gap)
@@ -441,7 +451,8 @@ def picture(subject: Subject, before: Maps, steps: Sequence[Maps], tile: int = 8
     sheet.paste(Image.fromarray(photo[0, ..., :3]), (4, 4))
     draw.text((left + tile + gap, 8), "weights drawn anew, from the top down to and including", "dimgray", font)
     for column, name in enumerate(columns):
-        draw.text((left + column * (tile + gap), 60), name.replace(" ", "\n", 1), "black", font)
+        text = name.replace("–", "-").replace(", " if "," in name else " ", "\n")
+        draw.text((left + column * (tile + gap), heading - 38), text, "black", font)
     greys = greys_of(photo)
     for row, method in enumerate(before):
         top = heading + row * (tile + gap)
@@ -467,7 +478,7 @@ def report(subject: Subject, args: argparse.Namespace, by_heart: nn.Module | Non
         print(f"\nLabels and a shifted input: {likeness} ({about})\n\n{table(others, likeness)}")
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"sanity_{subject.name}.jpg"
-    picture(subject, before, steps).save(path, quality=80)
+    picture(subject, before, steps).save(path, quality=72)
     print(f"\nmaps of the first image: {path}\n")
 
 

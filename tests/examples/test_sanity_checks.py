@@ -57,7 +57,7 @@ def test_random_weights_change_the_maps_more_the_deeper_they_reach(results):
 
 def test_contrast_sees_the_classifier_alone_and_order_0_hardly_does(results):
     spearman = results[0]
-    assert spearman["contrast, late"]["head"] < 0.5
+    assert spearman["contrast, last"]["head"] < 0.5
     assert min(spearman[method]["head"] for method in ORDER0) > 0.75
 
 
@@ -67,7 +67,7 @@ def test_before_an_average_pool_order_0_is_blind_to_the_label_and_to_what_follow
     for likeness in results[2:]:
         assert likeness["order 0, pool's input"]["another label"] == 1.0
         assert likeness["order 0, early"]["another label"] < 1.0
-        assert likeness["contrast, late"]["another label"] < 0.2
+        assert likeness["contrast, last"]["another label"] < 0.2
 
 
 def test_random_labels_change_the_maps(results):
@@ -79,7 +79,7 @@ def test_a_shifted_input_changes_nothing_but_what_reads_the_input(results):
     for likeness in results[2:]:
         assert all(likeness[method]["shifted input"] == 1.0 for method in ORDER0)
         assert likeness["order 0, first weight"]["shifted input"] < 0.99
-        assert likeness["order 1, late"]["shifted input"] < 0.99  # the inner step depends on the first layer's input
+        assert likeness["order 1, last"]["shifted input"] < 0.99  # the inner step depends on the first layer's input
 
 
 def test_likeness_of_maps_that_are_the_same_opposite_or_constant(example):
@@ -100,6 +100,12 @@ def test_ssim_is_that_of_scikit_image(example):
     one, other = torch.rand(2, 1, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x, y = (example.stretched(m)[0].numpy() for m in (one, other))
     assert example.ssim(one, other).item() == pytest.approx(metrics.structural_similarity(x, y, data_range=1.0))
+
+
+def test_edges_are_where_the_image_changes(example):
+    images = torch.zeros(1, 3, 6, 6)
+    images[..., 3:] = 1.0
+    assert example.edges(images)[0].tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0]] * 6
 
 
 def test_the_shifted_network_computes_the_same(example):
