@@ -54,5 +54,5 @@ def class_number(label: int | str, classes: Sequence[str] | None) -> int:
 
 
 def class_name(label: int, classes: Sequence[str] | None) -> str:
-    """The name of a class, or its number."""
-    return classes[label] if classes is not None and label < len(classes) else str(label)
+    """The name of a class, or its number, if its name is empty or not known."""
+    return (classes[label] if classes is not None and label < len(classes) else "") or str(label)

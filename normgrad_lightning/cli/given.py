@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normgrad_lightning.cli.classes import check_number_of_classes, class_name, class_number, read_classes
 from normgrad_lightning.cli.explain import number_of_classes, predicted
-from normgrad_lightning.cli.hyperparameters import class_names, normalisation
+from normgrad_lightning.cli.hyperparameters import class_names, normalisation, unfit_normalisation
 
 Numbers = Sequence[float] | None
 
@@ -36,9 +36,17 @@ class Labels(NamedTuple):
 def normalisation_for(
     contents: Mapping[str, Any], channels: int, mean: Numbers, std: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The mean and std to normalise with: those given, or else those in the checkpoint."""
+    """The mean and std to normalise with: those given, or else those in the checkpoint, if both of them fit."""
     given = {"mean": mean, "std": std}
     saved = {name: values for name, values in normalisation(contents, channels).items() if given[name] is None}
+    unfit = {name: v for name, v in unfit_normalisation(contents, channels).items() if given[name] is None}
+    if unfit:
+        saved = {}
+        spoken = " and ".join(f"{name} {value!r}" for name, value in unfit.items())
+        tell(
+            f"The checkpoint's hyperparameters have {spoken}, which cannot normalise images of {channels} channels: "
+            "nothing of them is used. Set --mean and --std."
+        )
     if saved:
         spoken = " and ".join(f"{name} {','.join(f'{v:.4g}' for v in values)}" for name, values in saved.items())
         tell(f"Images are normalised with {spoken}, from the checkpoint's hyperparameters.")

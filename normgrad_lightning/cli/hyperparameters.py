@@ -40,6 +40,12 @@ def normalisation(contents: Mapping[str, Any], channels: int) -> dict[str, list[
     return {name: [value / whole for value in values] for name, values in found.items() if values}
 
 
+def unfit_normalisation(contents: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """What is saved as mean or std and cannot be one for these channels."""
+    saved, fit = _saved(contents), normalisation(contents, channels)
+    return {name: saved[name] for name in ("mean", "std") if saved.get(name) is not None and name not in fit}
+
+
 def class_path(contents: Mapping[str, Any]) -> str | None:
     """The class of the module as LightningCLI saves it, and Hydra's users do: `package.module:Name`."""
     values = _mapping(contents.get("hyper_parameters"))

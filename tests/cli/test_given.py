@@ -208,3 +208,26 @@ def test_the_class_that_a_checkpoint_names():
     assert class_path({"hyper_parameters": {"_target_": "a.C"}}) == "a:C"
     assert class_path({"hyper_parameters": {"_class_path": "C"}}) is None
     assert class_path({}) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "said"),
+    [
+        ([0.5, 0.5], [0.2, 0.2, 0.2], "mean [0.5, 0.5]"),
+        ("imagenet", "imagenet", "mean 'imagenet' and std 'imagenet'"),
+        ([0.5] * 3, 0.0, "std 0.0"),
+    ],
+)
+def test_half_of_a_normalisation_is_not_used_and_that_is_said(explained, mean, std, said):
+    result = explained("by_colour", hyperparameters={"mean": mean, "std": std})
+    assert result.said[0] == (
+        f"The checkpoint's hyperparameters have {said}, which cannot normalise images of 3 channels: nothing of them "
+        "is used. Set --mean and --std."
+    )
+    assert np.array_equal(result.numbers["images"], explained("by_colour").numbers["images"])
+    result = explained("by_colour", "--mean", "0.5", "--std", "0.2", hyperparameters={"mean": mean, "std": std})
+    assert not any("hyperparameters" in line for line in result.said)
+
+
+def test_a_class_without_a_name_has_its_number():
+    assert [class_name(label, ["a", "", "c"]) for label in range(4)] == ["a", "1", "c", "3"]
