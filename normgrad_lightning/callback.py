@@ -14,6 +14,7 @@ from normgrad_lightning.environment import SWITCH, switch
 from normgrad_lightning.events.event import Event, Source
 from normgrad_lightning.events.images import ImageChoice
 from normgrad_lightning.events.labels import check_classes, classes_of, labels_of
+from normgrad_lightning.events.masks import masks_of
 from normgrad_lightning.events.messages import Messenger, OnError
 from normgrad_lightning.events.order1_passes import Order1Passes
 from normgrad_lightning.events.probe import ProbeImages, ProbePasses
@@ -24,9 +25,11 @@ from normgrad_lightning.events.training_step import TrainingStep
 from normgrad_lightning.kinds import MapSet, Order1Kind
 from normgrad_lightning.recording.options import ReadOptions, Target
 from normgrad_lightning.report import Report
+from normgrad_lightning.views.collected import Collected
 from normgrad_lightning.views.figure import latest_figure
 from normgrad_lightning.views.film import Film
-from normgrad_lightning.views.look import Look, Scale
+from normgrad_lightning.views.look import Draw, Look, Scale, View
+from normgrad_lightning.views.patches import Crop, Patches
 from normgrad_lightning.writers.destinations import Writer, writers_for
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ class _Fit:
     Attributes:
         report: what the run shows.
         sources: where maps come from, the training step first; empty if the model cannot be read.
+        training_step: the first of them.
         group: what all tags begin with.
         classes: the names of the classes, if known.
         step: that training is at.
@@ -59,6 +63,7 @@ class _Fit:
 
     report: Report
     sources: list[Source] = field(default_factory=list)
+    training_step: TrainingStep | None = None
     group: str = MapSet.group
     classes: Sequence[str] | None = None
     step: int = 0
@@ -89,6 +94,10 @@ class NormGradCallback(Callback):
         probe: images to follow through training, with a film of their maps at the end. Each event then takes about as
             long as a training step on these images, and more with order 1. `"train"` takes `num_images` of the first
             training batch, `"val"` of the first validation batch, classes in turn; in code, a batch is taken as it is.
+        views: what to show: `"overview"`, `"panels"`, `"patches"` (what each class is learned from), `"atlas"` (where),
+            `"curves"`, `"film"` (of a probe); one, or a list of these. None: all.
+        patch_layers: what patches and atlas are made of: `"combined"` (all layers), `"last"`, names or globs of layers.
+        read_every_n_steps: optimizer steps from one step that patches, atlas and curves are collected from to the next.
         order1_every_n_steps: optimizer steps from one event with order-1 maps to the next; None: never.
         order1_maps: which: `"order1"` (what matters for training on the image), `"adversarial"` (what would degrade the
             model), `"contrast"` (the one minus the other); one, or a list of these.
@@ -140,6 +149,9 @@ class NormGradCallback(Callback):
         images: Images = Which.images,
         classes: Sequence[str] | None = Which.classes,
         probe: Probe = Which.probe,
+        views: View | Sequence[View] | None = Draw.views,
+        patch_layers: str | Sequence[str] = Draw.patch_layers,
+        read_every_n_steps: int = When.read_every_n_steps,
         order1_every_n_steps: int | None = When.order1_every_n_steps,
         order1_maps: Order1Kind | Sequence[Order1Kind] = Order1Flags.order1_maps,
         epsilon: float = Order1Flags.epsilon,
@@ -165,6 +177,7 @@ class NormGradCallback(Callback):
         self._choice = ImageChoice()
         self._probe_images = ProbeImages(self._messenger)
         self._film = Film()
+        self._collected = Collected()
         self._fit: _Fit | None = None
         self._event: Event | None = None
 
@@ -193,7 +206,8 @@ class NormGradCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with its schedule, its random images and its probe."""
-        return {**self._schedule.state_dict(), **self._choice.state_dict(), **self._probe_images.state_dict()}
+        parts = (self._schedule, self._choice, self._probe_images, self._collected)
+        return {name: value for part in parts for name, value in part.state_dict().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
@@ -202,6 +216,7 @@ class NormGradCallback(Callback):
             last = [None if step is None else int(step) for step in steps]
             self._choice.load_state_dict(state_dict)
             self._probe_images.load_state_dict(state_dict)
+            self._collected.load_state_dict(state_dict)
             self._schedule = Schedule(*last)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -228,9 +243,9 @@ class NormGradCallback(Callback):
         if self._settings.which.probe is not None:
             self._check_probe(trainer, pl_module)
         if trainer.global_step == 0:
-            self._schedule, self._film = Schedule(), Film()
+            self._schedule, self._film, self._collected = Schedule(), Film(), Collected()
             self._probe_images.forget()
-        report = Report(self._messenger, self._film, self._without_panels)
+        report = Report(self._messenger, self._film, self._collected, self._without_panels)
         self._fit, self.latest = _Fit(report, group=self._group(trainer)), {}
         if trainer.is_global_zero:
             with self._messenger.guard("looking at the loggers"):
@@ -280,6 +295,7 @@ class NormGradCallback(Callback):
         with self._messenger.guard("looking at the model", reraise=(ValueError,)):
             step = TrainingStep(trainer, pl_module, self._current_settings, self._choice, self._messenger)
             if step.can_be_read and trainer.is_global_zero:
+                self._fit.training_step = step
                 order1 = Order1Passes(self._current_settings, self._choice, self._messenger, step)
                 self._fit.probe = ProbePasses(self._current_settings, self._probe_images, self._messenger, step)
                 self._fit.sources = [step, order1, self._fit.probe]
@@ -310,6 +326,13 @@ class NormGradCallback(Callback):
         if self._schedule.is_due(trainer.global_step, when, is_last=is_last):
             with_order1 = self._schedule.order1_is_due(trainer.global_step, when, is_last=is_last)
             self._begin_event(trainer, pl_module, batch, batch_idx, self._fit, with_order1=with_order1)
+        elif self._collects(self._fit) and self._schedule.reading_is_due(trainer.global_step, when):
+            self._begin_event(trainer, pl_module, batch, batch_idx, self._fit, is_reading=True)
+
+    def _collects(self, fit: _Fit) -> bool:
+        """Whether steps between events are read."""
+        step = fit.training_step
+        return self._settings.draw.collects and bool(fit.report.writers) and step is not None and step.is_free
 
     def _begin_event(
         self,
@@ -319,16 +342,20 @@ class NormGradCallback(Callback):
         batch_idx: int,
         fit: _Fit,
         *,
-        with_order1: bool,
+        with_order1: bool = False,
+        is_reading: bool = False,
     ) -> None:
         self._messenger.on_error = self._settings.what.on_error
-        labels = None
+        labels = masks = None
         with self._messenger.guard("finding the labels of a batch"):
             labels = labels_of(module, batch)
+        if self._settings.draw.collects:
+            with self._messenger.guard("finding the masks of a batch"):
+                masks = masks_of(module, batch)
         with self._messenger.guard("beginning an event"):
             self._event = Event(
                 trainer.global_step,
-                fit.sources,
+                fit.sources[:1] if is_reading else fit.sources,
                 module,
                 batch,
                 TrainingLoss(trainer, module, batch_idx),
@@ -336,6 +363,8 @@ class NormGradCallback(Callback):
                 labels=labels,
                 classes=fit.classes,
                 group=fit.group,
+                masks=masks,
+                is_reading=is_reading,
             )
             self._event.begin()
 
@@ -358,7 +387,9 @@ class NormGradCallback(Callback):
         with self._ended(self._event) as event:
             self._schedule.note(event)
             with self._messenger.guard("reading the maps"):
-                self._show(trainer, event)
+                self._collect(event)
+                if not event.is_reading:
+                    self._show(trainer, event)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop an event whose batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
@@ -403,6 +434,12 @@ class NormGradCallback(Callback):
         """
         return latest_figure(self.latest, kind, self._settings.look)
 
+    @property
+    def patches(self) -> dict[str, dict[str, list[Crop]]]:
+        """The latest patches by map and class, the strongest first: `patches["combined"]["dog"][0].pixels`."""
+        view = self._collected.views["patches"]
+        return view.shown if isinstance(view, Patches) else {}
+
     def _current_settings(self) -> Settings:
         """The flags as they are now."""
         return self._settings
@@ -432,6 +469,13 @@ class NormGradCallback(Callback):
         finally:
             event.forget()
 
+    def _collect(self, event: Event) -> None:
+        """Give the maps of the whole batch to the views that collect them."""
+        if self._fit is not None and self._fit.training_step is not None and self._settings.draw.collects:
+            batch = self._fit.training_step.whole_batch(event)
+            if batch is not None:
+                self._fit.report.read(batch, self._settings.look, self._settings.draw)
+
     def _show(self, trainer: Trainer, event: Event) -> None:
         """Keep the maps of an event, draw its page, and give that to every writer."""
         map_sets = event.map_sets(self._messenger)
@@ -444,7 +488,7 @@ class NormGradCallback(Callback):
         if map_sets and self._fit is not None:
             self._keep(map_sets)
             about = [source.about for source in self._fit.sources]
-            self._fit.report.show(trainer, map_sets, self._settings.look, about)
+            self._fit.report.show(trainer, map_sets, self._settings.look, self._settings.draw, about)
 
     def _keep(self, map_sets: Sequence[MapSet]) -> None:
         """Let the attributes show the latest maps."""

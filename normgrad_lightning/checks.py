@@ -25,11 +25,11 @@ def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(f"`{name}`: expected a list of {', '.join(map(repr, known))}, each once, but got {value!r}.")
 
 
-def check_names(name: str, value: object) -> None:
-    """Raise if `value` is no list of texts."""
+def check_names(name: str, value: object, of: str) -> None:
+    """Raise if `value` is no list of texts. `of`: what each of them names."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     if not is_list or not value or not all(isinstance(one, str) and one.strip() for one in value):  # type: ignore[attr-defined]
-        raise ValueError(f"`{name}`: expected a list of names, one for each class, but got {value!r}.")
+        raise ValueError(f"`{name}`: expected a list of names, one for each {of}, but got {value!r}.")
 
 
 def check_whole(name: str, value: object, least: int, hint: str = "") -> None:

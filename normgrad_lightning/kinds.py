@@ -75,7 +75,7 @@ ORDER1_KINDS: tuple[Order1Kind, ...] = get_args(Order1Kind)
 
 @dataclass(frozen=True)
 class MapSet:
-    """The maps of one kind at one step, on the CPU.
+    """The maps of one kind at one step: of the images that are shown, on the CPU, or of a whole batch, where it is.
 
     Attributes:
         kind: what they show.
@@ -91,6 +91,7 @@ class MapSet:
         classes: the names of the classes, by number; None: they have none.
         shares: each image's part of the training signal of its whole batch, where that was read.
         group: what all tags of a callback begin with.
+        masks: where the object is in each image, `(N, *S)` from 0 to 1, where the module says so.
     """
 
     kind: MapKind
@@ -105,6 +106,7 @@ class MapSet:
     classes: Sequence[str] | None = None
     shares: Sequence[float] | None = None
     group: str = "normgrad"
+    masks: Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -124,12 +126,20 @@ class MapSet:
     @property
     def class_names(self) -> list[str]:
         """The name of each image's class, or its number; empty where it is not known."""
-        return [self._class_name(label) for label in self.labels or ()]
+        return ["" if label < 0 else class_name(label, self.classes) for label in self.labels or ()]
 
-    def _class_name(self, label: int) -> str:
-        if label < 0:
-            return ""
-        return self.classes[label] if self.classes is not None and label < len(self.classes) else str(label)
+    @property
+    def layers_of_one_input(self) -> list[str]:
+        """The layers whose maps belong to the same images, which are there if any are: in a GAN not all do."""
+        groups: dict[int, list[str]] = {}
+        for layer in self.maps:
+            groups.setdefault(id(self.images_of[layer]), []).append(layer)
+        return max(groups.values(), key=lambda layers: (self.images_of[layers[0]] is not None, len(layers)))
+
+
+def class_name(label: int, classes: Sequence[str] | None) -> str:
+    """The name of a class, or its number."""
+    return classes[label] if classes is not None and label < len(classes) else str(label)
 
 
 def numbered_tags(group: str, layers: Iterable[str]) -> dict[str, str]:

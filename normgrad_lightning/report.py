@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from normgrad_lightning.events.messages import Messenger
 from normgrad_lightning.kinds import MapSet
 from normgrad_lightning.page import Page
+from normgrad_lightning.views.collected import Collected
 from normgrad_lightning.views.film import Film
-from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.pages import page_of
+from normgrad_lightning.views.look import Draw, Look
+from normgrad_lightning.views.pages import pages_of
 from normgrad_lightning.writers.destinations import Writer
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Report:
     Attributes:
         messenger: for warnings and announcements.
         film: of the probe.
+        collected: what is shown of all steps since the last event.
         without_writers: what to announce if nobody takes pictures.
         writers: where pages go.
         notes: what to warn of when the first page is written.
@@ -34,20 +36,28 @@ class Report:
 
     messenger: Messenger
     film: Film
+    collected: Collected
     without_writers: str
     writers: Sequence[Writer] = ()
     notes: Sequence[str] = ()
 
-    def show(self, trainer: Trainer, map_sets: Sequence[MapSet], look: Look, about: Sequence[str]) -> None:
+    def read(self, batch: MapSet, look: Look, draw: Draw) -> None:
+        """Collect what views need of a whole batch."""
+        if self.writers:
+            with self.messenger.guard("collecting what each class is learned from"):
+                self.collected.add(batch, look, draw, self.messenger.guard)
+
+    def show(self, trainer: Trainer, map_sets: Sequence[MapSet], look: Look, draw: Draw, about: Sequence[str]) -> None:
         """Draw the page of an event and write it.
 
         Args:
             trainer: whose event it is.
             map_sets: what was seen.
             look: how pictures look.
+            draw: what to show.
             about: sentences on what is read, for the first announcement.
         """
-        written = self._write(self._page(map_sets, look)) if self.writers else []
+        written = self._write(self._page(map_sets, look, draw)) if self.writers else []
         if not self._is_announced and (written or not self.writers):
             self._is_announced = True
             for note in self.notes:
@@ -66,11 +76,15 @@ class Report:
         if written:
             self.messenger.announce(trainer, f"NormGrad wrote a film of the probe to {_places(written)}.")
 
-    def _page(self, map_sets: Sequence[MapSet], look: Look) -> Page | None:
-        with self.messenger.guard("making the film"):
-            self.film.add(map_sets)
-        with self.messenger.guard("drawing"):
-            return page_of(map_sets, look, self.messenger.guard)
+    def _page(self, map_sets: Sequence[MapSet], look: Look, draw: Draw) -> Page | None:
+        guard = self.messenger.guard
+        if draw.shows("film"):
+            with guard("making the film"):
+                self.film.add(map_sets)
+        with guard("drawing"):
+            pages = pages_of(map_sets, look, draw.shows, guard)
+            pages += self.collected.pages(map_sets, look, draw, guard)
+            return Page.joined(pages) if pages else None
         return None
 
     def _write(self, page: Page | None) -> list[Writer]:

@@ -60,6 +60,8 @@ class Event:
         labels: the class of each image of the batch, if known.
         classes: the names of the classes, if known.
         group: what all tags begin with.
+        masks: where the object is in each image of the batch, if known.
+        is_reading: whether the step is only read, for what is collected between events.
 
     Attributes:
         places: the places in the batch of the images that are shown, once they are chosen.
@@ -83,6 +85,8 @@ class Event:
         labels: Sequence[int] | None = None,
         classes: Sequence[str] | None = None,
         group: str = MapSet.group,
+        masks: Tensor | None = None,
+        is_reading: bool = False,
     ) -> None:
         self.step = step
         self.module = module
@@ -90,6 +94,8 @@ class Event:
         self.loss = loss
         self.with_order1 = with_order1
         self.labels = labels
+        self.masks = masks
+        self.is_reading = is_reading
         self.places: list[int] | None = None
         self.saw_backward = False
         self.trained = False
@@ -150,6 +156,7 @@ class Event:
         labels: Sequence[int] | None,
         shares: Sequence[float] | None = None,
         source: str = MapSet.source,
+        masks: Tensor | None = None,
     ) -> MapSet:
         """These maps, with what is known of the event and its classes."""
         return MapSet(
@@ -165,6 +172,7 @@ class Event:
             self._classes,
             shares,
             self._group,
+            masks,
         )
 
     @contextmanager

@@ -19,6 +19,7 @@ class Schedule:
 
     last_event: int | None = None
     last_order1: int | None = None
+    last_reading: int | None = None
 
     def is_due(self, step: int, when: When, *, is_last: bool = False) -> bool:
         """Whether this step is an event; `is_last`: whether it is known to be the last one of training."""
@@ -32,9 +33,15 @@ class Schedule:
             return False
         return _has_passed(step, every, self.last_order1) or (is_last and self.last_order1 != step)
 
+    def reading_is_due(self, step: int, when: When) -> bool:
+        """Whether the maps of this step are collected, if it is no event."""
+        return _has_passed(step, when.read_every_n_steps, self.last_reading)
+
     def note(self, event: Event) -> None:
         """Keep the step of an event that is over. If training skipped its batch, the event waits for the next one."""
         if event.trained:
+            self.last_reading = event.step
+        if event.trained and not event.is_reading:
             self.last_event = event.step
         if event.with_order1 and (event.trained or event.has_order1):
             self.last_order1 = event.step

@@ -17,7 +17,7 @@ from normgrad_lightning.passes.inner_step import InnerStep
 from normgrad_lightning.recording.layer_names import AUTO, check_spec
 from normgrad_lightning.recording.options import ReadOptions
 from normgrad_lightning.recording.readings import check_kinds
-from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.look import Draw, Look
 
 Images = Literal["balanced", "first", "random", "hardest", "easiest"]
 """All classes in turn, the first of the batch, random ones, those with the most training signal or with the least."""
@@ -68,8 +68,10 @@ class When:
 
     every_n_steps: int = 100
     order1_every_n_steps: int | None = None
+    read_every_n_steps: int = 10
 
     def __post_init__(self) -> None:
+        check_whole("read_every_n_steps", self.read_every_n_steps, 1, " A large number reads events only.")
         check_whole("every_n_steps", self.every_n_steps, 1, " To switch the callback off, set `enabled=False`.")
         if self.order1_every_n_steps is not None:
             check_whole("order1_every_n_steps", self.order1_every_n_steps, 1, " None switches order-1 maps off.")
@@ -111,7 +113,7 @@ class Which:
         check_whole("num_images", self.num_images, 1)
         check_choice("images", self.images, get_args(Images))
         if self.classes is not None:
-            check_names("classes", self.classes)
+            check_names("classes", self.classes, "class")
         check_probe(self.probe)
 
     @property
@@ -150,6 +152,7 @@ class Settings:
     which: Which
     order1: Order1Flags
     look: Look
+    draw: Draw
 
     def __post_init__(self) -> None:
         check_kinds(self.what.kinds, self.read.target)
@@ -167,6 +170,11 @@ class Settings:
     def variant(self) -> str:
         """What tells tags of maps at this target from those at a layer's output."""
         return "" if self.read.target == "output" else f"_{self.read.target}"
+
+    @property
+    def read_first(self) -> int | None:
+        """How many images of a batch need to be read, from the first on; None: all."""
+        return None if self.draw.collects else self.which.read_first
 
     def flags(self) -> dict[str, Any]:
         """Each flag's value, by its name."""

@@ -72,6 +72,11 @@ class TrainingStep:
         return [] if self._watch is None else self._watch.layers
 
     @property
+    def is_free(self) -> bool:
+        """Whether reading a step takes no pass of its own."""
+        return self._watch is not None and not self._watch.price
+
+    @property
     def about(self) -> str:
         """See `Source`."""
         layers = self._with_maps or self.layers
@@ -125,6 +130,31 @@ class TrainingStep:
             return []
         return self._shown(recorder, event, maps_of) if totals else []
 
+    def whole_batch(self, event: Event) -> MapSet | None:
+        """Order-0 maps of all images of the batch, where training has them; None if the step was not read."""
+        recorder: NormGrad | None = event.seen.get(self)
+        maps = {} if recorder is None or not event.trained else recorder.latest_maps()
+        if recorder is None or not maps:
+            return None
+        count = min(map(len, maps.values()))
+        self._check_labels(event, count)
+        return event.map_set(
+            KINDS["order0"],
+            maps if event.undo == 1 else {layer: m * event.undo for layer, m in maps.items()},
+            recorder.images,
+            {layer: recorder.images_of(layer) for layer in maps},
+            recorder.layers,
+            self._settings.variant,
+            labels=event.labels,
+            shares=signal(maps, count).tolist(),
+            masks=event.masks,
+        )
+
+    def _check_labels(self, event: Event, count: int) -> None:
+        """Do without labels if they belong to other images, or to several views of each."""
+        if event.labels is not None and self._settings.read_first is None and len(event.labels) != count:
+            event.labels = None
+
     def forget(self, event: Event) -> None:
         """Let the recorder forget the step."""
         if self in event.seen:
@@ -146,13 +176,11 @@ class TrainingStep:
         order0 = maps_of["order0"]
         images_of = {layer: recorder.images_of(layer) for layer in order0}
         count = min(map(len, [*order0.values(), *(i for i in images_of.values() if i is not None)]))
-        which = self._settings.which
-        if event.labels is not None and which.read_first is None and len(event.labels) != count:
-            event.labels = None  # they belong to other images, or to several views of each
+        self._check_labels(event, count)
         if event.places is None:
-            event.places = self._choice.places(which, order0, count, event.labels)
+            event.places = self._choice.places(self._settings.which, order0, count, event.labels)
         places = [place for place in event.places if place < count]
-        shares = None if which.read_first is not None else signal(order0, count)[places].tolist()
+        shares = None if self._settings.read_first is not None else signal(order0, count)[places].tolist()
         distinct = {id(images): images for images in [recorder.images, *images_of.values()]}
         copies = {key: picked(images, places) for key, images in distinct.items()}
         return [

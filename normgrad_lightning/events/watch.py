@@ -150,7 +150,7 @@ class Rehearsal:
 
 def _recording(settings: Settings) -> dict[str, Any]:
     """What to record, as arguments of `NormGrad`."""
-    return {"num_images": settings.which.read_first, "kinds": settings.what.kinds}
+    return {"num_images": settings.read_first, "kinds": settings.what.kinds}
 
 
 def has_compiled_anything() -> bool:

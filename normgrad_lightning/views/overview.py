@@ -1,13 +1,10 @@
-"""Overview: one picture of an event. A row for each image, with its map of all depths combined, and of each depth.
-
-A card of TensorBoard is 350 pixels wide, and a picture in it is shrunk to that. Letters are as large as it takes to
-read them there.
-"""
+"""Overview: one picture of an event. A row for each image, with its map of all depths combined, and of each depth."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -15,18 +12,13 @@ from normgrad_lightning.kinds import KINDS, MapSet
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.combined import combined_planes
 from normgrad_lightning.views.drawing import Pixels, greys_of, jpeg, overlays
-from normgrad_lightning.views.lettering import fitted, line_height, write
 from normgrad_lightning.views.look import Look
 from normgrad_lightning.views.panels import tiles_of
+from normgrad_lightning.views.table import Table
 
 _TILE = 96
 _ROWS = 8
 _DEPTHS = 5
-_GAP = 2
-_WIDE_GAP = 6  # before what begins anew: the depths, the next row
-_CARD = 350  # pixels of TensorBoard's card
-_LETTERS = 10  # pixels in that card
-_WHITE, _GREY, _BLACK = 255, 64, 0
 
 
 def overview(map_sets: Sequence[MapSet], look: Look) -> Page:
@@ -53,29 +45,24 @@ def _tag(one: MapSet) -> str:
 def drawn(one: MapSet, look: Look) -> Pixels:
     """The overview of a set. Signed maps have no combined map."""
     signed = one.kind.signed
-    layers = _layers_of_one_input(one)
+    layers = one.layers_of_one_input
     images = one.images_of[layers[0]]
     maps = {layer: one.maps[layer][:_ROWS] for layer in layers}
     tiles = tiles_of(None if images is None else images[:_ROWS], maps, look, _TILE)
     heads = ["input", *(() if signed else ("combined",)), *_short(_spread(layers))]
-    sheet = _Table(tiles, heads, _captions(one)[:_ROWS], _title(one))
+    table = Table(tiles.shape[1:3], len(heads), _captions(one)[:_ROWS], [_title(one)], heads=heads, split=2)
     arrays = {layer: m.numpy() for layer, m in maps.items()}
     combined = [] if signed else [combined_planes(arrays.values(), *tiles.shape[1:3])]
-    columns = [*combined, *(arrays[layer] for layer in _spread(layers))]
+    values = [*combined, *(arrays[layer] for layer in _spread(layers))]
     greys, colormap = greys_of(tiles), look.colormap_of(signed=signed)
-    sheet.fill(0, tiles)
-    for number, values in enumerate(columns, 1):
-        painted = overlays(greys, values, colormap=colormap, opacity=look.opacity, scale=look.scale, signed=signed)
-        sheet.fill(number, painted)
-    return sheet.picture
-
-
-def _layers_of_one_input(one: MapSet) -> list[str]:
-    """The layers whose maps belong to the same images, which are there if any are: in a GAN not all do."""
-    groups: dict[int, list[str]] = {}
-    for layer in one.maps:
-        groups.setdefault(id(one.images_of[layer]), []).append(layer)
-    return max(groups.values(), key=lambda layers: (one.images_of[layers[0]] is not None, len(layers)))
+    painted = (
+        overlays(greys, maps, colormap=colormap, opacity=look.opacity, scale=look.scale, signed=signed)
+        for maps in values
+    )
+    for number, column in enumerate(chain([tiles], painted)):
+        for row, tile in enumerate(column):
+            table.put(row, number, tile)
+    return table.picture
 
 
 def _spread(layers: Sequence[str]) -> list[str]:
@@ -116,45 +103,3 @@ def _title(one: MapSet) -> str:
     shares = ", %: the image's part of the batch's" if one.shares else ""
     cut = f", {_ROWS} of {_count(one)} images" if _count(one) > _ROWS else ""
     return f"{'' if one.kind.signed else 'bright: '}{one.kind.meaning}{shares}{cut}"
-
-
-class _Table:
-    """A picture with a row for each image and a column for each map; the first two columns stand together.
-
-    Args:
-        tiles: the images, `(N, H, W, 4)`.
-        heads: what stands above each column.
-        captions: what stands above each row; without any, there is no room for them.
-        title: what stands above all.
-    """
-
-    def __init__(self, tiles: Pixels, heads: Sequence[str], captions: Sequence[str], title: str) -> None:
-        count, self._height, self._width, _ = tiles.shape
-        width = self._left(len(heads)) - _GAP
-        size = max(math.ceil(width * _LETTERS / _CARD), _LETTERS)
-        line = line_height(size)
-        above = line if any(captions) else 0
-        self._top, self._down = 2 * line + above, self._height + _WIDE_GAP + above
-        height = self._top - above + count * self._down - _WIDE_GAP
-        self.picture: Pixels = np.full((height, width, 4), _WHITE, np.uint8)
-        self._write(title, width, size, (0, 0), _GREY)
-        for number, head in enumerate(heads):
-            self._write(head, self._width, math.ceil(0.9 * size), (line, self._left(number)), _GREY, keep_end=True)
-        for number, caption in enumerate(captions):
-            self._write(caption, width, size, (self._top + number * self._down - above, 0), _BLACK)
-
-    def _left(self, column: int) -> int:
-        left: int = column * (self._width + _GAP) + (_WIDE_GAP - _GAP) * (column > 1)
-        return left
-
-    def _write(
-        self, text: str, width: int, size: int, at: tuple[int, int], level: int, *, keep_end: bool = False
-    ) -> None:
-        write(self.picture, fitted(text, width - 2, size, keep_end=keep_end), size, (at[0], at[1] + 2), level)
-
-    def fill(self, column: int, tiles: Pixels) -> None:
-        """Put a tile into each row of a column."""
-        left = self._left(column)
-        for number, tile in enumerate(tiles):
-            top = self._top + number * self._down
-            self.picture[top : top + self._height, left : left + self._width] = tile

@@ -19,18 +19,23 @@ VIEWS: dict[str, View] = {"overview": overview, "panels": panels}
 """Every view, by name, in the order to look at."""
 
 
-def page_of(
-    map_sets: Sequence[MapSet], look: Look, guard: Callable[[str], AbstractContextManager[Any]] = nullcontext
-) -> Page | None:
-    """What all views make of an event; None if none of them could.
+def pages_of(
+    map_sets: Sequence[MapSet],
+    look: Look,
+    shows: Callable[[str], bool] = bool,
+    guard: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> list[Page]:
+    """What the views make of an event, each a page.
 
     Args:
         map_sets: all that was seen.
         look: how pictures look.
+        shows: whether a view is on, by its name.
         guard: a context for each view, made of what it does: it may stop an exception, and the other views go on.
     """
     pages = []
     for name, view in VIEWS.items():
-        with guard(f"drawing {name}"):
-            pages.append(view(map_sets, look))
-    return Page.joined(pages) if pages else None
+        if shows(name):
+            with guard(f"drawing {name}"):
+                pages.append(view(map_sets, look))
+    return pages

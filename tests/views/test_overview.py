@@ -13,7 +13,7 @@ from twice import Lit, train, watching
 
 from normgrad_lightning import functional as NF
 from normgrad_lightning.kinds import KINDS, MapSet
-from normgrad_lightning.views import lettering, overview
+from normgrad_lightning.views import lettering, overview, table
 from normgrad_lightning.views.drawing import greys_of, input_tiles, overlays
 from normgrad_lightning.views.look import Look
 
@@ -40,25 +40,25 @@ def drawn(one, **look):
 def rows_and_columns(monkeypatch, one, **look):
     """The picture before it is encoded, cut into its tiles, `(rows, columns, H, W, 3)`, and what is written on it."""
     tables, words = [], []
-    original_fill, original_write = overview._Table.fill, lettering.write
+    original_put, original_write = table.Table.put, lettering.write
 
-    def fill(table, column, tiles):
-        tables.append(table)
-        original_fill(table, column, tiles)
+    def put(self, row, column, tile):
+        tables.append((self, column))
+        original_put(self, row, column, tile)
 
     def write(picture, text, *rest):
         words.append(text)
         original_write(picture, text, *rest)
 
-    monkeypatch.setattr(overview._Table, "fill", fill)
-    monkeypatch.setattr(overview, "write", write)
+    monkeypatch.setattr(table.Table, "put", put)
+    monkeypatch.setattr(table, "write", write)
     overview.overview([one], Look(**look))
-    table = tables[0]
-    return [[tile_at(table, row, column) for column in range(len(tables))] for row in range(rows_of(table))], words
+    drawn, columns = tables[0][0], 1 + max(column for _, column in tables)
+    return [[tile_at(drawn, row, column) for column in range(columns)] for row in range(rows_of(drawn))], words
 
 
 def tile_at(table, row, column):
-    top, left = table._top + row * table._down, table._left(column)
+    top, left = table._top + row * table._down, table._left(0, column)
     return table.picture[top : top + table._height, left : left + table._width, :3]
 
 
@@ -111,7 +111,7 @@ def test_what_is_not_known_takes_no_room(monkeypatch, known, captions):
 def test_letters_can_be_read_in_a_card_of_350_pixels(monkeypatch, count, layers):
     sizes = []
     original = lettering.write
-    monkeypatch.setattr(overview, "write", lambda *args: (sizes.append(args[2]), original(*args)))
+    monkeypatch.setattr(table, "write", lambda *args: (sizes.append(args[2]), original(*args)))
     one = map_set(count=count, layers=[f"layer{i}" for i in range(layers)], labels=[0] * count)
     width = drawn(one).shape[1]
     assert min(sizes) * min(350 / width, 1) >= 9

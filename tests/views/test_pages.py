@@ -15,7 +15,7 @@ from normgrad_lightning.page import Page
 from normgrad_lightning.views import pages
 from normgrad_lightning.views.drawing import Sheet, input_tiles, jpeg
 from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.pages import page_of
+from normgrad_lightning.views.pages import pages_of
 from normgrad_lightning.views.panels import panels
 
 TESTS = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def view_of_the_readme():
 def test_all_views_of_the_table_share_one_page(monkeypatch):
     monkeypatch.setitem(pages.VIEWS, "brightest", view_of_the_readme())
     one = map_set()
-    page = page_of([one], Look())
+    page = Page.joined(pages_of([one], Look()))
     tags = ["normgrad/0_overview", "normgrad_order0/01_a", "normgrad_order0/02_b"]
     assert [picture.tag for picture in page.pictures] == tags
     assert page.scalars == {f"normgrad/brightest/order0/{layer}": float(m.max()) for layer, m in one.maps.items()}
@@ -102,7 +102,7 @@ def test_a_view_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch):
 def test_views_that_fail_for_one_reason_are_one_warning():
     messenger = Messenger("warn")
     with pytest.warns(UserWarning, match="drawing overview, and training goes on: ValueError: `mean`") as caught:
-        assert page_of([map_set()], Look(mean=[0.5, 0.5]), messenger.guard) is None
+        assert pages_of([map_set()], Look(mean=[0.5, 0.5]), guard=messenger.guard) == []
     assert len(caught) == 1
 
 

@@ -23,7 +23,21 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from pytorch_lightning.strategies import FSDPStrategy
-from twice import LAYERS, NUM_IMAGES, Lit, Moment, assert_close, at, order0, order1, panels, row, same, with_statistics
+from twice import (
+    LAYERS,
+    NUM_IMAGES,
+    Lit,
+    Moment,
+    assert_close,
+    at,
+    order0,
+    order1,
+    panels,
+    pictures,
+    row,
+    same,
+    with_statistics,
+)
 from two_processes import KILLED_AFTER, SETUPS, LossOfBoth, UsesSomeOnSomeSteps, WithoutDropout
 
 from normgrad_lightning import order0_maps
@@ -155,10 +169,17 @@ def check_others_are_silent(first: dict[str, Any], other: dict[str, Any]) -> Non
     files = list(Path(first["log_dir"]).rglob("events*"))
     assert [file.name.split(".")[-2] for file in files] == [str(first["process"])]
     assert panels_in(first["log_dir"]) == expected_panels(list(first["maps"]), list(first["order1"]))
+    of_classes = {tag: steps for tag, steps in pictures(logs(first["log_dir"])).items() if "/2_" in tag or "/3_" in tag}
+    names = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("combined", f"02_{LAYERS[-1]}")]
+    assert of_classes == {f"normgrad/{name}": list(first["maps"]) for name in names}
 
 
 def panels_in(folder: str | Path) -> dict[str, list[int]]:
-    return panels(SimpleNamespace(logger=SimpleNamespace(log_dir=str(folder))))
+    return panels(logs(folder))
+
+
+def logs(folder: str | Path) -> SimpleNamespace:
+    return SimpleNamespace(logger=SimpleNamespace(log_dir=str(folder)))
 
 
 def expected_panels(steps: list[int], order1_steps: list[int]) -> dict[str, list[int]]:

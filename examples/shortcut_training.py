@@ -1,0 +1,148 @@
+"""Training on pictures with a shortcut, with a journal: what patches show at each event, and what validation says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+from shortcuts import Hits, Marked, accuracy, loss_of
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from normgrad_lightning import NormGradCallback
+from normgrad_lightning.views.patches import Crop
+from normgrad_lightning.views.statistics import sameness
+
+
+class Classifier(pl.LightningModule):
+    """Any network, trained by AdamW."""
+
+    def __init__(self, net: nn.Module, learning_rate: float) -> None:
+        super().__init__()
+        self.net, self.learning_rate = net, learning_rate
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        """Return the cross-entropy of the batch."""
+        return loss_of(self.net, batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW, as it is."""
+        return torch.optim.AdamW(self.parameters(), self.learning_rate)
+
+
+@dataclass
+class Entry:
+    """What was seen at one event.
+
+    Attributes:
+        step: of training.
+        hits: the share of patches that show the shortcut, by map and class.
+        alike: the sameness of the patches, by map and class.
+        clean: accuracy on validation pictures of the marked classes, without the shortcut.
+        marked: accuracy on the same pictures with it.
+    """
+
+    step: int
+    hits: dict[str, dict[str, float]]
+    alike: dict[str, dict[str, float]]
+    clean: float
+    marked: float
+
+
+class Journal(pl.Callback):
+    """Writes an entry at each event of a `NormGradCallback`.
+
+    Args:
+        callback: whose patches to look at; it must come before this one.
+        hits: tells which patches show the shortcut.
+        validate: returns both accuracies of a network.
+    """
+
+    def __init__(
+        self, callback: NormGradCallback, hits: Hits, validate: Callable[[nn.Module], tuple[float, float]]
+    ) -> None:
+        self._callback, self._hits, self._validate = callback, hits, validate
+        self.entries: list[Entry] = []
+        self._seen: Any = None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Look whether there was an event, and write down what it shows."""
+        patches = self._callback.patches
+        if patches is self._seen:
+            return
+        self._seen = patches
+        hits, alike = (
+            {name: {of: number(crops) for of, crops in rows.items()} for name, rows in patches.items()}
+            for number in (self._hits.share, _sameness)
+        )
+        self.entries.append(Entry(trainer.global_step - 1, hits, alike, *self._validate(pl_module.net)))
+
+
+def _sameness(crops: Sequence[Crop]) -> float:
+    return sameness(np.stack([crop.small for crop in crops]))
+
+
+def train(
+    net: nn.Module,
+    training: Marked,
+    validation: tuple[Marked, Marked],
+    shortcut: str | None,
+    *,
+    steps: int,
+    every_n_steps: int,
+    seed: int,
+    out: Path,
+    classes: Sequence[str] | None = None,
+    learning_rate: float = 1e-3,
+    batch_size: int = 32,
+    **flags: Any,
+) -> tuple[list[Entry], NormGradCallback, Path]:
+    """Train, and return the journal, the callback, and the folder of the logs.
+
+    Args:
+        net: the network.
+        training: pictures to learn from.
+        validation: the same pictures without and with the shortcut.
+        shortcut: what to look for in the patches; see `Hits`.
+        steps: of training.
+        every_n_steps: from one event to the next.
+        seed: of the order of the pictures.
+        out: folder for the logs.
+        classes: those that validation is about; None: all.
+        learning_rate: of AdamW.
+        batch_size: pictures of a step.
+        flags: of the callback.
+    """
+    callback = NormGradCallback(
+        every_n_steps=every_n_steps,
+        read_every_n_steps=max(1, every_n_steps // 8),
+        mean=training.mean,
+        std=training.std,
+        classes=list(training.classes),
+        **flags,
+    )
+    labels = [training.classes.index(name) for name in classes or training.classes]
+
+    def validate(model: nn.Module) -> tuple[float, float]:
+        return accuracy(model, validation[0], labels), accuracy(model, validation[1], labels)
+
+    journal = Journal(callback, Hits(training, shortcut), validate)
+    logger = TensorBoardLogger(out, name="", default_hp_metric=False)
+    trainer = pl.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        logger=logger,
+        callbacks=[callback, journal],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    order = torch.Generator().manual_seed(seed)
+    trainer.fit(Classifier(net, learning_rate), DataLoader(training, batch_size, True, drop_last=True, generator=order))
+    return journal.entries, callback, Path(logger.log_dir)

@@ -1,0 +1,261 @@
+"""Patches: what each class is learned from. A row of crops for each class, around the strongest places of its images.
+
+For each image, the peak of its smoothed map, divided by the map's mean, says how much one place stands out. The images
+with the largest ratio are shown, each once. A rim of half a crop is left out: padding attracts peaks there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from normgrad_lightning.page import Page, Picture
+from normgrad_lightning.views.class_signal import strongest
+from normgrad_lightning.views.coarse import COMBINED, Coarse, Origin
+from normgrad_lightning.views.drawing import Pixels, display_image, jpeg
+from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.resampling import Floats, smoothed
+from normgrad_lightning.views.statistics import sameness
+from normgrad_lightning.views.table import Table
+
+PER_CLASS = 8
+SIDE = 0.3
+"""Of a crop, as a share of the image's shorter side."""
+
+_SMALLEST, _LARGEST = 48, 96  # pixels of a crop in the picture
+_THUMBNAIL = 16
+_CLASSES = 32  # that crops are kept of
+
+
+class Peak(NamedTuple):
+    """The strongest place of a map: its value in units of the map's mean, and where it is, as shares of the sides."""
+
+    ratio: float
+    place: tuple[float, ...]
+
+
+class Box(NamedTuple):
+    """A part of an image: its first pixel and its length along each axis."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A part of an image around its strongest place.
+
+    Attributes:
+        ratio: how much the place stands out.
+        image: a number that tells images apart.
+        step: at which it was read.
+        box: where it is.
+        pixels: as the network saw it, in its own resolution unless that is too large.
+        small: the same as a thumbnail, to compare it with others.
+        elsewhere: a thumbnail of another place of the same image, at random.
+    """
+
+    ratio: float
+    image: float
+    step: int
+    box: Box
+    pixels: Pixels
+    small: Floats
+    elsewhere: Floats
+
+
+class Patches:
+    """Keeps the crops of the images since the last event.
+
+    Attributes:
+        shown: the crops of the last event, by map and name of the class.
+    """
+
+    def __init__(self) -> None:
+        self.shown: dict[str, dict[str, list[Crop]]] = {}
+        self._crops: dict[str, dict[int, list[Crop]]] = {}
+        self._seen: Counter[int] = Counter()
+        self._origin: Origin | None = None
+        self._first: dict[str, dict[int, float]] = {}
+        self._random = np.random.default_rng(0)
+
+    def add(self, batch: Coarse, look: Look, signal: Mapping[int, float]) -> None:
+        """Take the images of a batch whose strongest place stands out more than those that are kept."""
+        if batch.images is None:
+            return
+        kept = strongest(signal, _CLASSES)
+        for name, maps in batch.focus.items():
+            crops = self._crops.setdefault(name, {})
+            found = peaks(maps, batch.images.shape[2:])
+            for number in sorted(range(len(found)), key=lambda number: -found[number].ratio):
+                if batch.labels[number] in kept:
+                    self._offer(crops.setdefault(batch.labels[number], []), found[number], batch, number, look)
+            for label in crops.keys() - set(kept):
+                del crops[label]
+        self._seen.update(batch.labels)
+        self._origin = batch.origin
+
+    def _offer(self, crops: list[Crop], peak: Peak, batch: Coarse, number: int, look: Look) -> None:
+        """Keep this image's crop if it is among the best, and better than the same image's from another step."""
+        if len(crops) >= PER_CLASS and peak.ratio <= crops[-1].ratio:
+            return
+        assert batch.images is not None
+        image = batch.images[number]
+        fingerprint = float(image.double().sum())
+        twin = next((crop for crop in crops if crop.image == fingerprint), None)
+        if twin is not None:
+            if twin.ratio >= peak.ratio:
+                return
+            crops.remove(twin)
+        crops.append(self._cut(image, peak, batch.origin.step, fingerprint, look))
+        crops.sort(key=lambda crop: -crop.ratio)
+        del crops[PER_CLASS:]
+
+    def _cut(self, image: Tensor, peak: Peak, step: int, fingerprint: float, look: Look) -> Crop:
+        box = box_around(peak.place, image.shape[1:])
+        at_random = box_around(tuple(self._random.uniform(size=len(peak.place))), image.shape[1:])
+        pixels, elsewhere = (_picture(image, where, look) for where in (box, at_random))
+        return Crop(peak.ratio, fingerprint, step, box, pixels, _thumbnail(pixels), _thumbnail(elsewhere))
+
+    def crops(self, name: str, label: int) -> list[Crop]:
+        """Those kept of a class, the best first."""
+        return self._crops.get(name, {}).get(label, [])
+
+    def page(self, shown: Sequence[int], look: Look) -> Page | None:
+        """A picture for each map that crops were taken of; then begin anew."""
+        origin, self._origin = self._origin, None
+        if origin is None:
+            return None
+        pictures, scalars, self.shown = [], {}, {}
+        for name in self._crops:
+            rows = {label: self.crops(name, label) for label in shown if self.crops(name, label)}
+            self.shown[name] = {origin.name(label): crops for label, crops in rows.items()}
+            alike = {label: sameness(np.stack([crop.small for crop in crops])) for label, crops in rows.items()}
+            if rows:
+                pixels = self._drawn(name, rows, alike, origin)
+                pictures.append(Picture(f"{origin.group}/2_patches/{name}", jpeg(pixels, 90), *pixels.shape[:2]))
+            known = {label: value for label, value in alike.items() if np.isfinite(value)}
+            self._first[name] = {**known, **self._first.get(name, {})}
+            if name == COMBINED:
+                scalars = {tag: known[label] for label, tag in origin.tags("sameness", known).items()}
+        self._crops, self._seen = {}, Counter()
+        return Page(origin.step, pictures, scalars)
+
+    def _drawn(
+        self, name: str, rows: Mapping[int, Sequence[Crop]], alike: Mapping[int, float], origin: Origin
+    ) -> Pixels:
+        shapes = [crop.pixels.shape for crops in rows.values() for crop in crops]
+        first = self._first.get(name, {})
+        captions = [
+            f"{origin.name(label)}: {len(crops)} of {self._seen[label]} images"
+            + _words(alike[label], sameness(np.stack([crop.elsewhere for crop in crops])), first.get(label))
+            for label, crops in rows.items()
+        ]
+        of = "all layers combined" if name == COMBINED else name.partition("_")[2]
+        title = ["What each class is learned from: the places with", f"the strongest training signal ({of})"]
+        if len(rows) < len(self._seen):
+            title.append(f"{len(rows)} of {len(self._seen)} classes: those with the most signal")
+        table = Table(
+            (max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)), PER_CLASS, captions, title
+        )
+        for block, crops in enumerate(rows.values()):
+            for column, crop in enumerate(crops):
+                table.put(block, column, crop.pixels)
+        return table.picture
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run compares with: the first event."""
+        return {"first_sameness": self._first}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the checkpoint's run was."""
+        self._first = {name: dict(of) for name, of in state.get("first_sameness", {}).items()}
+
+
+def peaks(maps: Floats, size: Sequence[int]) -> list[Peak]:
+    """The strongest place of each map `(N, *G)`, smoothed, in units of the map's mean; those near an edge do not count.
+
+    Args:
+        maps: on any grid.
+        size: `*S`, pixels of the images.
+    """
+    grid = maps.shape[1:]
+    planes = smoothed(maps)
+    allowed = np.ones(grid, bool)
+    for axis, (cells, pixels, length) in enumerate(zip(grid, size, _lengths(size), strict=True)):
+        centres = (np.arange(cells) + 0.5) / cells
+        rim = 0.0 if length == 1 else length / pixels / 2
+        inside = (centres >= rim) & (centres <= 1 - rim)
+        shape = [1] * len(grid)
+        shape[axis] = cells
+        allowed &= (inside if inside.any() else np.ones(cells, bool)).reshape(shape)
+    flat = np.where(allowed, planes, -np.inf).reshape(len(maps), -1)
+    best = flat.argmax(axis=1)
+    mean = maps.reshape(len(maps), -1).mean(axis=1)
+    values = flat[np.arange(len(maps)), best]
+    ratios = np.divide(values, mean, out=np.zeros_like(mean), where=mean > 0)
+    places = (np.stack(np.unravel_index(best, grid), axis=1) + 0.5) / np.asarray(grid)
+    return [Peak(float(ratio), tuple(place)) for ratio, place in zip(ratios, places.tolist(), strict=True)]
+
+
+def box_around(place: Sequence[float], size: Sequence[int]) -> Box:
+    """The crop around a place, shifted where it would reach over an edge."""
+    lengths = _lengths(size)
+    starts = [
+        min(max(round(share * pixels - length / 2), 0), pixels - length)
+        for share, pixels, length in zip(place, size, lengths, strict=True)
+    ]
+    return Box(tuple(starts), lengths)
+
+
+def _lengths(size: Sequence[int]) -> tuple[int, ...]:
+    """Pixels of a crop along each axis: of a volume, a single slice."""
+    plane = list(size)[-2:]
+    side = min(max(round(SIDE * min(plane)), 8), min(plane))
+    return (1,) * (len(size) - len(plane)) + (side,) * len(plane)
+
+
+def _picture(image: Tensor, box: Box, look: Look) -> Pixels:
+    """The part of an image `(C, *S)` as pixels: in the colours that the whole image is drawn in."""
+    where = tuple(slice(start, start + length) for start, length in zip(*box, strict=True))
+    part = image[(slice(None), *where)].float().cpu().numpy()
+    if look.mean is None and look.std is None:
+        low, high = (float(value) for value in image.float().aminmax())
+        part, mean, std = part - low, 0.0, 1.0 / max(high - low, 1e-12)
+        pixels = display_image(part, mean, std)
+    else:
+        pixels = display_image(part, look.mean, look.std)
+    return _sized(pixels)
+
+
+def _sized(pixels: Pixels) -> Pixels:
+    """The crop as it is; with each pixel repeated if it is small, shrunk if it is large. A strip gets a height."""
+    height, width = pixels.shape[:2]
+    longest = max(height, width)
+    if longest > _LARGEST:
+        size = [max(1, round(side * _LARGEST / longest)) for side in (width, height)]
+        pixels = np.asarray(Image.fromarray(pixels[..., :3]).resize(size, Image.Resampling.BOX).convert("RGBX"))
+    zoom = -(-_SMALLEST // max(pixels.shape[:2]))
+    down = _SMALLEST if height == 1 else zoom
+    return pixels.repeat(down, axis=0).repeat(zoom, axis=1)
+
+
+def _thumbnail(pixels: Pixels) -> Floats:
+    small = Image.fromarray(np.ascontiguousarray(pixels[..., :3])).resize(
+        (_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX
+    )
+    return np.asarray(small, np.float32)
+
+
+def _words(alike: float, chance: float, first: float | None) -> str:
+    """How much a row's crops look alike: now, at random places of the same images, and at the first event."""
+    if not np.isfinite(alike):
+        return ""
+    before = "" if first is None else f", first {first:.2f}"
+    return f", alike {alike:.2f} (chance {chance:.2f}{before})"

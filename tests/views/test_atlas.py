@@ -1,0 +1,169 @@
+"""Atlas: mean maps of classes, their lift, and that a fixed mark is a hot spot in one tile."""
+
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from whole_batches import LOOK, spot, whole_batch
+
+from normgrad_lightning.kinds import KINDS, MapSet
+from normgrad_lightning.views import table
+from normgrad_lightning.views.atlas import BRIGHTEST, LARGEST_LIFT, Atlas
+from normgrad_lightning.views.class_signal import MOST, ROWS, ClassSignal
+from normgrad_lightning.views.coarse import coarse
+from normgrad_lightning.views.colours import colours_of
+from normgrad_lightning.views.resampling import smoothed
+from normgrad_lightning.views.statistics import lifts
+
+SIGNAL = {label: 1.0 for label in range(-2, 40)}
+CORNER = (0.1, 0.9)
+
+
+def collected(*batches, signal=SIGNAL):
+    view = Atlas()
+    for batch in batches:
+        view.add(coarse(batch), LOOK, signal)
+    return view
+
+
+def marked_batch(seed=0, count=16, **options):
+    """Of four classes, class 2 has a spot in the corner; the others have theirs anywhere."""
+    rng = np.random.default_rng(seed)
+    labels = [n % 4 for n in range(count)]
+    places = [CORNER if label == 2 else tuple(rng.uniform(0.2, 0.8, 2)) for label in labels]
+    return whole_batch(labels=labels, places=places, classes=list("abcd"), seed=seed, **options)
+
+
+def test_means_are_of_maps_divided_by_their_mean_and_each_class_counts_once():
+    one = whole_batch(labels=[0] * 9 + [1], strengths=[1.0] * 9 + [4.0], grids=((16, 16),))
+    two = whole_batch(labels=[1, 1, 1], strengths=[1.0, 2.0, 30.0], grids=((16, 16),), seed=1)
+    means, lift_of = collected(one, two).lifts("combined")
+    by_class = {0: [], 1: []}
+    for batch in (one, two):
+        for label, m in zip(batch.labels, coarse(batch).focus["combined"], strict=True):
+            by_class[label].append(m / m.mean())
+    expected = np.stack([smoothed(np.mean(by_class[label], axis=0)[None])[0] for label in (0, 1)])
+    for label in (0, 1):
+        np.testing.assert_allclose(means[label], expected[label], rtol=1e-5)
+        np.testing.assert_allclose(lift_of[label], lifts(expected, np.array([9.0, 4.0]))[label], rtol=1e-5)
+
+
+def test_a_mark_at_a_fixed_place_is_the_hot_spot_of_one_class():
+    view = collected(*(marked_batch(seed) for seed in range(4)))
+    _, lift_of = view.lifts("combined")
+    place = np.unravel_index(lift_of[2].argmax(), lift_of[2].shape)
+    assert (np.array(place) + 0.5) / lift_of[2].shape == pytest.approx(CORNER, abs=0.08)
+    page = view.page(range(4), LOOK)
+    spots = [page.scalars[f"normgrad/hot_spot/{name}"] for name in "abcd"]
+    assert spots[2] > 3
+    assert max(spots[:2] + spots[3:]) < spots[2] / 1.5
+
+
+def test_the_class_frequencies_of_the_batch_make_no_difference():
+    even = whole_batch(labels=[0, 1] * 40, places=[(0.3, 0.3), (0.7, 0.7)])
+    skewed = whole_batch(labels=[0] * 79 + [1] * 40, places=[(0.3, 0.3)])
+    skewed.maps["net.layer0"][79:] = spot((32, 32), (0.7, 0.7))
+    for layer, side in (("net.layer1", 16), ("net.layer2", 4)):
+        skewed.maps[layer][79:] = spot((side, side), (0.7, 0.7))
+    lift = [collected(batch).lifts("combined")[1][1] for batch in (even, skewed)]
+    np.testing.assert_allclose(*lift, rtol=0.02)
+
+
+def test_a_page_shows_both_tiles_on_fixed_scales(monkeypatch):
+    words, original = [], table.write
+    monkeypatch.setattr(
+        table, "write", lambda picture, text, *rest: (words.append(text), original(picture, text, *rest))
+    )
+    view = collected(marked_batch())
+    page = view.page(range(4), LOOK)
+    assert [picture.tag for picture in page.pictures] == ["normgrad/3_atlas/combined", "normgrad/3_atlas/02_net.layer2"]
+    spots = {name: page.scalars[f"normgrad/hot_spot/{name}"] for name in "abcd"}
+    assert all(f"{name}: hot spot {value:.1f}" in words for name, value in spots.items())
+    view.add(coarse(marked_batch(1, step=100)), LOOK, SIGNAL)
+    words.clear()
+    later = view.page(range(4), LOOK)
+    assert any(word.startswith("c: hot spot") and word.endswith(f"first {spots['c']:.1f}") for word in words)
+    assert later.step == 100
+
+
+def test_the_colours_of_a_tile_mean_the_same_in_every_picture():
+    view = collected(marked_batch(size=(64, 64)))
+    means, lift_of = view.lifts("combined")
+    pixels = np.asarray(Image.open(io.BytesIO(view.page(range(4), LOOK).pictures[0].jpeg)).convert("RGB")).astype(int)
+    top, left = find_tile(pixels)
+    value, lift = means[0].mean() / BRIGHTEST, np.log(lift_of[0]).mean() / (2 * np.log(LARGEST_LIFT)) + 0.5
+    for at, expected, colormap in ((left, value, "inferno"), (left + 98, lift, "matplotlib:coolwarm")):
+        middle = pixels[top + 4 : top + 92, at + 4 : at + 92].mean((0, 1))
+        assert np.abs(middle - 255 * colours_of(colormap)[round(255 * expected)]).max() < 25
+
+
+def find_tile(pixels):
+    dark = (pixels.sum(2) < 500).mean(1)
+    top = int(np.argmax(dark > 0.4))
+    return top, 0
+
+
+def test_one_class_has_a_mean_map_only():
+    page = collected(whole_batch(labels=None, places=[(0.5, 0.5)] * 4)).page([-1], LOOK)
+    assert len(page.pictures) == 2
+    assert page.scalars == {}
+
+
+def test_what_came_before_counts_half():
+    view = collected(whole_batch(labels=[0, 1], places=[(0.3, 0.3)]))
+    view.page((0, 1), LOOK)
+    view.add(coarse(whole_batch(labels=[0, 1], places=[(0.7, 0.7)], seed=1)), LOOK, SIGNAL)
+    old, new = (
+        coarse(whole_batch(labels=[0], places=[place])).focus["combined"][0] for place in ((0.3, 0.3), (0.7, 0.7))
+    )
+    expected = smoothed((old / old.mean() / 2 + new / new.mean())[None] / 1.5)[0]
+    np.testing.assert_allclose(view.lifts("combined")[0][0], expected, rtol=1e-5)
+
+
+def test_images_of_another_size_begin_anew():
+    view = collected(whole_batch(grids=((8, 8),)), whole_batch(grids=((8, 12),), size=(32, 48)))
+    assert view.lifts("combined")[0][0].shape == (8, 12)
+    assert view.page((0, 1), LOOK).pictures
+
+
+def test_a_thousand_classes_fit_into_memory_and_more_are_left_out():
+    signal, view = ClassSignal(), Atlas()
+    tracemalloc.start()
+    for start in range(0, 3000, 100):
+        labels = list(range(start, start + 100))
+        maps = {name: torch.rand(100, 28, 28) for name in ("a", "b")}
+        images = torch.zeros(100, 1, 28, 28)
+        batch = coarse(
+            MapSet(
+                KINDS["order0"],
+                0,
+                maps,
+                images,
+                dict.fromkeys(maps, images),
+                ["a", "b"],
+                labels=labels,
+                shares=[(label + 1) / 1e4 for label in labels],
+            )
+        )
+        signal.add(batch)
+        view.add(batch, LOOK, signal.totals)
+        del batch, maps, images
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 12e6
+    assert set(view._counts) == set(range(3000 - MOST, 3000))
+    page = view.page(signal.shown, LOOK)
+    assert signal.shown == list(range(3000 - ROWS, 3000))
+    assert len(page.scalars) == ROWS
+
+
+def test_a_resumed_run_compares_with_the_first_event():
+    view = collected(marked_batch())
+    view.page(range(4), LOOK)
+    resumed = Atlas()
+    resumed.load_state_dict(view.state_dict())
+    assert resumed._first == view._first
+    Atlas().load_state_dict({})  # of an older version

@@ -1,0 +1,121 @@
+"""Maps of a whole batch on coarse grids."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from whole_batches import whole_batch
+
+from normgrad_lightning import functional as NF
+from normgrad_lightning.kinds import KINDS, MapSet
+from normgrad_lightning.views.coarse import ALL, UNLABELLED, Origin, coarse, per_map_mean
+
+sides = st.lists(st.integers(1, 70), min_size=2, max_size=2).map(tuple)
+
+
+def of(maps, **options):
+    maps = {name: m for name, m in maps.items()}
+    return coarse(MapSet(KINDS["order0"], 3, maps, None, dict.fromkeys(maps), list(maps), **options))
+
+
+@given(sides, st.integers(0, 9))
+def test_a_grid_has_the_aspect_of_the_map_and_no_more_cells_than_needed(grid, seed):
+    m = torch.rand(2, *grid, generator=torch.Generator().manual_seed(seed))
+    (found,) = of({"a": m}).layers.values()
+    assert math.prod(found.shape[1:]) <= 28 * 28 * 1.2
+    zoom = [after / before for after, before in zip(found.shape[1:], grid, strict=True)]
+    assert all(
+        abs(a - min(1, (784 / math.prod(grid)) ** 0.5) * b) <= 1 for a, b in zip(found.shape[1:], grid, strict=True)
+    )
+    if max(zoom) == 1:
+        np.testing.assert_array_equal(found, m.double())
+
+
+def test_cells_are_means():
+    m = torch.rand(2, 56, 56)
+    (found,) = of({"a": m}).layers.values()
+    np.testing.assert_allclose(found, F.avg_pool2d(m[:, None].double(), 2)[:, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("grid", "most"), [((5000,), 256), ((3, 900), 1000), ((40, 40, 40), 14**3), ((7, 7), 49)])
+def test_signals_volumes_and_long_images(grid, most):
+    found = of({"a": torch.rand(2, *grid)})
+    assert found.layers["00_a"].ndim == 1 + len(grid)
+    assert math.prod(found.layers["00_a"].shape[1:]) <= most
+    assert found.focus["combined"].shape == found.layers["00_a"].shape
+
+
+def test_focus_is_the_combined_map_and_the_last_layers_on_the_finest_grid():
+    batch = whole_batch(grids=((16, 16), (8, 8), (4, 4)))
+    found = coarse(batch)
+    assert list(found.focus) == ["combined", "02_net.layer2"]
+    np.testing.assert_allclose(found.focus["combined"], NF.combine(batch.maps, 16), rtol=1e-5)
+    last = F.interpolate(batch.maps["net.layer2"][:, None], (16, 16), mode="bilinear")[:, 0]
+    np.testing.assert_allclose(found.focus["02_net.layer2"], last, rtol=1e-5)
+
+
+def test_other_layers_by_name_or_glob():
+    assert list(coarse(whole_batch(), ["net.layer[01]"]).focus) == ["00_net.layer0", "01_net.layer1"]
+    with pytest.raises(
+        ValueError, match=r"`patch_layers`.*got 'net.layer9'. Those with maps are net.layer0, net.layer1"
+    ):
+        coarse(whole_batch(), ["net.layer9"])
+
+
+def test_a_layer_of_zeros_is_left_out_and_what_is_not_finite_is_not_read():
+    a, zero = torch.rand(2, 8, 8), torch.zeros(2, 4, 4)
+    assert list(of({"a": a, "zero": zero}).layers) == ["00_a"]
+    assert list(of({"a": a, "zero": zero}).focus) == ["combined", "00_a"]
+    assert of({"zero": zero}) is None
+    assert of({}) is None
+    assert of({"a": a, "b": torch.tensor([[[math.inf]], [[1.0]]])}) is None
+
+
+def test_energy_is_the_sum_at_full_resolution():
+    m = torch.rand(3, 100, 100)
+    assert of({"a": m}).energy["00_a"] == pytest.approx(m.double().sum().item())
+
+
+def test_labels_that_are_missing_short_or_negative():
+    assert coarse(whole_batch(labels=None, places=[(0.5, 0.5)] * 3)).labels == [ALL] * 3
+    assert coarse(whole_batch(labels=[0, -100, 1, -1])).labels == [0, UNLABELLED, 1, UNLABELLED]
+    batch = whole_batch()
+    assert coarse(MapSet(**{**vars(batch), "labels": [0, 1]})).labels == [ALL] * 4
+
+
+def test_masks_are_the_covered_part_of_each_cell():
+    masks = torch.zeros(4, 32, 32)
+    masks[:, :, :12] = 1
+    found = coarse(whole_batch(masks=masks.bool())).masks
+    np.testing.assert_allclose(found["02_net.layer2"], np.tile([1.0, 0.5, 0.0, 0.0], (4, 4, 1)))
+    np.testing.assert_allclose(found["01_net.layer1"][0, 0], [1] * 6 + [0] * 10)
+    np.testing.assert_array_equal(
+        coarse(whole_batch(masks=masks[:, None])).masks["02_net.layer2"], found["02_net.layer2"]
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (4, 2, 32, 32), (4, 32)])
+def test_masks_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ValueError, match=r"`normgrad_masks`: expected a mask for each of the 4 images, with 2 axes"):
+        coarse(whole_batch(masks=torch.zeros(shape)))
+
+
+def test_tags_of_classes_are_legal_and_differ():
+    origin = Origin(0, "normgrad", ["a/b", "a b", "..", "ok"])
+    assert origin.tags("x", [0, 1, 2, 3, 9]) == {
+        0: "normgrad/x/a_b_0",
+        1: "normgrad/x/a_b_1",
+        2: "normgrad/x/2",
+        3: "normgrad/x/ok",
+        9: "normgrad/x/9",
+    }
+    assert [origin.name(label) for label in (ALL, UNLABELLED, 3)] == ["all", "no label", "ok"]
+
+
+def test_each_map_by_its_own_mean():
+    maps = np.array([[1.0, 3.0], [0.0, 0.0]])
+    np.testing.assert_allclose(per_map_mean(maps), [[0.5, 1.5], [0.0, 0.0]])

@@ -1,0 +1,225 @@
+"""Patches: which crops are shown, where they are, and what stands beside them."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from whole_batches import LOOK, PLACES, as_pixels, spot, whole_batch
+
+from normgrad_lightning.views import patches as module
+from normgrad_lightning.views import table
+from normgrad_lightning.views.coarse import coarse
+from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.patches import PER_CLASS, Box, Patches, box_around, peaks
+from normgrad_lightning.views.resampling import smoothed
+from normgrad_lightning.views.statistics import sameness
+
+SIGNAL = {label: 1.0 for label in range(-2, 40)}
+
+
+def collected(*batches, look=LOOK):
+    view = Patches()
+    for batch in batches:
+        view.add(coarse(batch), look, SIGNAL)
+    return view
+
+
+def written(monkeypatch, view, shown=(0, 1), look=LOOK):
+    words, original = [], table.write
+    monkeypatch.setattr(
+        table, "write", lambda picture, text, *rest: (words.append(text), original(picture, text, *rest))
+    )
+    return view.page(shown, look), words
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_peak_is_where_the_spot_is(place):
+    maps = np.stack([spot((28, 28), place).numpy()])
+    (peak,) = peaks(maps, (112, 112))
+    assert peak.place == pytest.approx(place, abs=1 / 28)
+    planes = smoothed(maps)
+    assert peak.ratio == pytest.approx(planes.max() / maps.mean())
+
+
+def test_a_rim_of_half_a_crop_does_not_count():
+    edge = spot((28, 28), (0.02, 0.5), strength=50.0) + spot((28, 28), (0.6, 0.6), strength=3.0)
+    (peak,) = peaks(edge.numpy()[None], (112, 112))
+    assert min(*peak.place, *(1 - at for at in peak.place)) >= 0.15
+    (coarsest,) = peaks(np.array([[[1.0, 0.0]]]), (8, 8))  # no cell has its middle away from the rim
+    assert coarsest.ratio == pytest.approx(2.0)
+    (zero,) = peaks(np.zeros((1, 28, 28)), (112, 112))
+    assert zero.ratio == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "box"),
+    [
+        ((0.5, 0.5), (100, 100), Box((35, 35), (30, 30))),
+        ((0.01, 0.99), (100, 100), Box((0, 70), (30, 30))),
+        ((0.5, 0.5), (100, 200), Box((35, 85), (30, 30))),
+        ((0.5,), (1000,), Box((350,), (300,))),
+        ((0.5, 0.5, 0.5), (10, 40, 40), Box((4, 14, 14), (1, 12, 12))),
+        ((0.5, 0.5), (6, 6), Box((0, 0), (6, 6))),
+    ],
+)
+def test_a_crop_is_shifted_where_it_would_reach_over_an_edge(place, size, box):
+    assert box_around(place, size) == box
+
+
+def test_crops_are_the_images_own_pixels_around_the_spot():
+    batch = whole_batch(size=(64, 64), grids=((16, 16),))
+    view = collected(batch)
+    for label in (0, 1):
+        for crop in view.crops("combined", label):
+            numbers = [n for n in range(4) if float(batch.images[n].double().sum()) == crop.image]
+            (number,) = numbers
+            assert batch.labels[number] == label
+            (top, left), (height, width) = crop.box
+            assert ((top + height / 2) / 64, (left + width / 2) / 64) == pytest.approx(PLACES[number], abs=0.05)
+            expected = as_pixels(batch.images[number, :, top : top + height, left : left + width])
+            zoom = len(crop.pixels) // height
+            np.testing.assert_array_equal(crop.pixels[::zoom, ::zoom, :3], expected)
+
+
+def test_without_mean_and_std_a_crop_has_the_colours_of_its_whole_image():
+    batch = whole_batch(size=(64, 64), grids=((16, 16),))
+    stretched = (batch.images - batch.images.amin((1, 2, 3), True)) / (
+        batch.images.amax((1, 2, 3), True) - batch.images.amin((1, 2, 3), True)
+    )
+    crop = collected(batch, look=Look()).crops("combined", 0)[0]
+    number = next(n for n in range(4) if float(batch.images[n].double().sum()) == crop.image)
+    (top, left), (height, width) = crop.box
+    expected = as_pixels(stretched[number, :, top : top + height, left : left + width])
+    zoom = len(crop.pixels) // height
+    assert np.abs(crop.pixels[::zoom, ::zoom, :3].astype(int) - expected).max() <= 1
+
+
+def test_those_that_stand_out_most_are_shown_the_strongest_first():
+    strengths = list(np.linspace(1, 9, 24))
+    one = whole_batch(labels=[0] * 12, strengths=strengths[:12], seed=1)
+    two = whole_batch(labels=[0] * 12, strengths=strengths[12:], seed=2)
+    crops = collected(one, two).crops("combined", 0)
+    assert len(crops) == PER_CLASS
+    ratios = [crop.ratio for crop in crops]
+    assert ratios == sorted(ratios, reverse=True)
+    everything = sorted(
+        (peak.ratio for b in (one, two) for peak in peaks(coarse(b).focus["combined"], (32, 32))), reverse=True
+    )
+    assert ratios == pytest.approx(everything[:PER_CLASS])
+
+
+def test_an_image_is_shown_once_at_its_strongest():
+    weak, strong = (whole_batch(step=step, strengths=[s] * 4) for step, s in ((1, 3.0), (2, 6.0)))
+    for batches in ((weak, strong), (strong, weak)):
+        crops = collected(*batches).crops("combined", 0)
+        assert len(crops) == len({crop.image for crop in crops}) == 2
+        assert {crop.step for crop in crops} == {2}
+
+
+def test_a_page_has_a_row_for_each_class_with_its_numbers(monkeypatch):
+    view = collected(whole_batch(step=5, labels=[0, 1] * 6))
+    crops = {label: view.crops("combined", label) for label in (0, 1)}
+    page, words = written(monkeypatch, view)
+    assert [picture.tag for picture in page.pictures] == [
+        "normgrad/2_patches/combined",
+        "normgrad/2_patches/02_net.layer2",
+    ]
+    assert page.step == 5
+    alike = {label: sameness(np.stack([crop.small for crop in of])) for label, of in crops.items()}
+    chance = {label: sameness(np.stack([crop.elsewhere for crop in of])) for label, of in crops.items()}
+    for label, name in enumerate(("cat", "dog")):
+        assert f"{name}: 6 of 6 images, alike {alike[label]:.2f} (chance {chance[label]:.2f})" in words
+        assert page.scalars[f"normgrad/sameness/{name}"] == pytest.approx(alike[label])
+    assert view.shown["combined"]["cat"] == crops[0]
+
+
+def test_the_numbers_of_the_first_event_stand_beside_later_ones_also_after_a_resume(monkeypatch):
+    view = collected(whole_batch(labels=[0, 1] * 6))
+    first = view.page((0, 1), LOOK).scalars["normgrad/sameness/cat"]
+    resumed = Patches()
+    resumed.load_state_dict(torch.load(io.BytesIO(saved(view.state_dict())), weights_only=True))
+    for later in (view, resumed):
+        later.add(coarse(whole_batch(step=100, labels=[0, 1] * 6, seed=3)), LOOK, SIGNAL)
+        _, words = written(monkeypatch, later)
+        assert any(word.startswith("cat") and word.endswith(f", first {first:.2f})") for word in words)
+
+
+def saved(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def test_each_event_begins_anew():
+    view = collected(whole_batch())
+    assert view.page((0, 1), LOOK).pictures
+    assert view.crops("combined", 0) == []
+    assert view.page((0, 1), LOOK) is None
+
+
+def test_many_classes_show_those_asked_for_and_say_so(monkeypatch):
+    view = collected(whole_batch(labels=list(range(20)), classes=None))
+    _, words = written(monkeypatch, view, shown=(3, 7))
+    assert "2 of 20 classes: those with the most signal" in words
+    assert [word.split(":")[0] for word in words if "images" in word] == ["3", "7"] * 2
+
+
+def test_memory_is_bounded_for_many_classes_of_large_images():
+    view = Patches()
+    for start in range(0, 1000, 50):
+        labels = list(range(start, start + 50))
+        batch = whole_batch(labels=labels, size=(500, 500), grids=((8, 8),), seed=start)
+        view.add(coarse(batch), LOOK, {label: 1000.0 - label for label in range(start + 50)})
+    kept = [crop for crops in view._crops.values() for of in crops.values() for crop in of]
+    assert sum(crop.pixels.nbytes + crop.small.nbytes + crop.elsewhere.nbytes for crop in kept) < 16e6
+    assert {label for crops in view._crops.values() for label in crops} == set(range(module._CLASSES))
+    assert max(max(crop.pixels.shape) for crop in kept) <= 96
+
+
+@pytest.mark.parametrize("channels", [1, 3, 10])
+def test_any_number_of_channels(channels):
+    batch = whole_batch(channels=channels, size=(64, 64))
+    crop = collected(batch).crops("combined", 0)[0]
+    grey = crop.pixels[..., 0] == crop.pixels[..., 1]
+    assert grey.all() == (channels != 3)
+
+
+@pytest.mark.parametrize(
+    ("size", "grids", "place"),
+    [((400,), ((100,), (50,)), (0.4,)), ((8, 40, 40), ((8, 20, 20), (4, 5, 5)), (0.7, 0.4, 0.6))],
+)
+def test_signals_as_strips_and_volumes_as_the_slice_with_the_peak(size, grids, place):
+    batch = whole_batch(size=size, grids=grids, places=[place], channels=1)
+    view = collected(batch)
+    crop = view.crops("combined", 0)[0]
+    number = next(n for n in range(4) if float(batch.images[n].double().sum()) == crop.image)
+    if len(size) == 3:
+        (depth, top, left), (_, height, width) = crop.box
+        assert depth == pytest.approx(0.7 * 8, abs=1)
+        expected = as_pixels(batch.images[number, :, depth, top : top + height, left : left + width])[..., 0]
+        zoom = len(crop.pixels) // height
+        np.testing.assert_array_equal(crop.pixels[::zoom, ::zoom, 0], expected)
+    else:
+        assert crop.box.starts[0] + 60 == pytest.approx(160, abs=8)
+        assert (crop.pixels == crop.pixels[:1]).all()  # a strip
+        assert crop.pixels.shape[0] >= 16
+    assert Image.open(io.BytesIO(view.page((0, 1), LOOK).pictures[0].jpeg)).width > 100
+
+
+def test_without_images_there_is_nothing_to_crop():
+    batch = whole_batch()
+    view = collected(type(batch)(**{**vars(batch), "images": None, "images_of": dict.fromkeys(batch.maps)}))
+    assert view.page((0, 1), LOOK) is None
+
+
+def test_nothing_of_the_batch_is_kept():
+    import weakref
+
+    batch = whole_batch(grids=((16, 16),))
+    gone = [weakref.ref(batch.images), weakref.ref(batch.maps["net.layer0"])]
+    view = collected(batch)
+    del batch
+    assert [ref() for ref in gone] == [None, None]
+    assert view.crops("combined", 0)
