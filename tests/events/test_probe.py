@@ -15,7 +15,7 @@ import torch
 from networks import batch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from twice import (
     LAYERS,
     Lit,
@@ -178,6 +178,41 @@ def test_without_a_sanity_check_a_probe_of_validation_begins_after_the_first_val
     first = [int(label) % 3 for label in labels[:6]]
     assert len(set(first)) == 3
     assert sorted(seen.at[3]["probe_order0"].labels) == [0, 1, 2]
+
+
+class Named(Dataset):
+    """Batches are dicts with labels under a usual name, beside other whole numbers; classes have names."""
+
+    classes = ("cat", "dog", "owl")
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        images, _ = batch(12, seed=5)
+        return {"id": i, "file": f"{i}.jpg", "image": images[i], "target": (i + 1) % 3}
+
+
+class TakesDicts(WithValidation):
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss((batch["image"], batch["target"]))
+
+
+def test_labels_and_names_of_dicts_and_wrapped_data_sets_are_those_of_batch_and_probe(tmp_path):
+    def data() -> DataLoader:
+        return DataLoader(Subset(Named(), range(6)), batch_size=6)
+
+    callback = watching(probe="val", num_images=3, order1_every_n_steps=None, images="balanced")
+    run = train(TakesDicts, tmp_path, callback, data=data, fit={"val_dataloaders": data()})
+    assert run.warned == []
+    for name in ("order0", "probe_order0"):
+        assert callback.latest[name].labels == [0, 1, 2]
+        assert callback.latest[name].class_names == ["cat", "dog", "owl"]
+        assert torch.equal(callback.latest[name].images, batch(12, seed=5)[0][[2, 0, 1]])
+    module = TakesDicts()
+    with pytest.raises(ValueError, match=r"^`classes`: expected a name for each class, but got 2 names"):
+        train(lambda: module, tmp_path / "wrong", watching(classes=["cat", "dog"]), data=data)
+    assert module.losses == []
 
 
 def sorted_validation(n: int = 18) -> dict[str, Any]:
