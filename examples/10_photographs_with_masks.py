@@ -308,6 +308,13 @@ def load_oxford(root: Path, count: int, seed: int) -> Masked:
     return Masked(torch.stack(images), torch.tensor([label for _, (label, _) in chosen]), torch.stack(masks))
 
 
+def with_an_animal(pictures: Masked) -> Masked:
+    """Return the pictures whose mask has both an animal and something beside it: others cannot be found or missed."""
+    areas = pictures.masks.mean((1, 2))
+    there = (areas > 0) & (areas < 1)
+    return Masked(*(part[there] for part in pictures))
+
+
 def composites(pictures: Masked, each: int) -> Pairs:
     """Return all pairs of the first `each` cats and dogs, the cat at the left and at the right, each cut round it."""
     cats, dogs = ((pictures.labels == label).nonzero()[:each, 0].tolist() for label in (0, 1))
@@ -331,7 +338,8 @@ def study_of_photographs(args: argparse.Namespace) -> Study:
     """Return the study of a folder of photographs, or of Oxford's."""
     where = str(args.data)
     load = partial(load_oxford, Path(where[7:])) if where.startswith("oxford:") else partial(load_folder, Path(where))
-    pictures = load(args.pictures, args.seed)
+    loaded = load(args.pictures, args.seed)
+    pictures = with_an_animal(loaded)
     model = CatDogRest(photographs.lite0()).eval()
     with torch.no_grad():
         right = sum(
@@ -340,7 +348,8 @@ def study_of_photographs(args: argparse.Namespace) -> Study:
         )
     about = (
         f"EfficientNet-Lite0; {len(pictures.labels)} photographs, {int((pictures.labels == 0).sum())} of them cats; "
-        f"it has the animal right in {right / len(pictures.labels):.1%}"
+        f"it has the animal right in {right / len(pictures.labels):.1%}; "
+        f"{len(loaded.labels) - len(pictures.labels)} more have an empty mask and are left out"
     )
     layers = [f"net.{layer}" for layer in FIVE_LAYERS["lite0"]]
     return Study(model, layers, photographs.normalise, pictures, composites(pictures, args.each), about)

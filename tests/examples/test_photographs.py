@@ -127,6 +127,14 @@ def test_a_folder_without_pictures_is_refused_with_what_is_expected(tmp_path, sc
         script.load_folder(tmp_path, 4, seed=0)
 
 
+def test_pictures_with_an_empty_mask_are_left_out(script):
+    masks = torch.zeros(3, 4, 4)
+    masks[1, :2] = 1
+    masks[2] = 1
+    kept = script.with_an_animal(photographs.Masked(torch.zeros(3, 3, 8, 8), torch.arange(3), masks))
+    assert kept.labels.tolist() == [1]
+
+
 def tables(folder, *options):
     done = run_python(folder, SCRIPT, "--quick", "--out", "out", *options)
     (path,) = (folder / "out").glob("*.json")
