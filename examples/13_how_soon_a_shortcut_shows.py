@@ -68,7 +68,7 @@ def cases_of_shapes(quick: bool) -> list[Case]:
 
     epoch = training // 32
     return [
-        Case(f"shapes, {name}", ShapeClassifier, data(name), name, [MARKED], 2 * epoch, epoch, 3e-3)
+        Case(f"shapes, {name}", ShapeClassifier, data(name), name, [MARKED], 3 * epoch, epoch, 1e-2)
         for name in SHORTCUTS
     ]
 

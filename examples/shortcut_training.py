@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from shortcuts import Hits, Marked, accuracy, loss_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -21,7 +21,7 @@ from normgrad_lightning.views.statistics import sameness
 
 
 class Classifier(pl.LightningModule):
-    """Any network, trained by AdamW."""
+    """Any network, trained by AdamW, its learning rate at `learning_rate` at most."""
 
     def __init__(self, net: nn.Module, learning_rate: float) -> None:
         super().__init__()
@@ -31,9 +31,12 @@ class Classifier(pl.LightningModule):
         """Return the cross-entropy of the batch."""
         return loss_of(self.net, batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW, as it is."""
-        return torch.optim.AdamW(self.parameters(), self.learning_rate)
+    def configure_optimizers(self) -> dict[str, object]:
+        """AdamW, its learning rate going up, then down to nothing at the last step."""
+        optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, steps, pct_start=0.2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 @dataclass
@@ -134,10 +137,11 @@ def train(
 
     journal = Journal(callback, Hits(training, shortcut), validate)
     logger = TensorBoardLogger(out, name="", default_hp_metric=False)
+    files = CSVLogger(out, name="", version=logger.version)  # the same pictures as files
     trainer = pl.Trainer(
         max_steps=steps,
         accelerator="cpu",
-        logger=logger,
+        logger=[logger, files],
         callbacks=[callback, journal],
         enable_checkpointing=False,
         enable_model_summary=False,

@@ -93,7 +93,8 @@ class NormGradCallback(Callback):
         classes: the names of the classes, by number; None: those of the data set (`dataset.classes`), if it has them.
         probe: images to follow through training, with a film of their maps at the end. Each event then takes about as
             long as a training step on these images, and more with order 1. `"train"` takes `num_images` of the first
-            training batch, `"val"` of the first validation batch, classes in turn; in code, a batch is taken as it is.
+            training batch, `"val"` of the first validation batch or batches, classes in turn; in code, a batch is taken
+            as it is.
         views: what to show: `"overview"`, `"panels"`, `"patches"` (what each class is learned from), `"atlas"` (where),
             `"curves"`, `"film"` (of a probe); one, or a list of these. None: all.
         patch_layers: what patches and atlas are made of: `"combined"` (all layers), `"last"`, names or globs of layers.
@@ -128,9 +129,29 @@ class NormGradCallback(Callback):
         skipped: how many events had no map because a gradient was not finite.
 
     Example:
-        >>> from pytorch_lightning import Trainer
+        >>> import torch
+        >>> from pytorch_lightning import LightningModule, Trainer
         >>> from normgrad_lightning import NormGradCallback
-        >>> trainer = Trainer(callbacks=[NormGradCallback(every_n_steps=50)], logger=False)
+        >>> class Module(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = torch.nn.Conv2d(1, 1, 1, bias=False)
+        ...         torch.nn.init.ones_(self.net.weight)
+        ...     def training_step(self, images):
+        ...         return self.net(images).square().sum() / 2
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+        >>> callback = NormGradCallback(layers="net", every_n_steps=50)
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = Trainer(max_steps=1, accelerator="cpu", callbacks=[callback], enable_checkpointing=False, **quiet)
+        >>> images = torch.tensor([[[0.0, 1.0], [2.0, 3.0]]])
+        >>> trainer.fit(Module(), torch.utils.data.DataLoader([images]))
+
+        The layer passes the image on, and the gradient of half a sum of squares is the image again: so the map is x².
+
+        >>> callback.maps["net"]
+        tensor([[[0., 1.],
+                 [4., 9.]]])
     """
 
     _without_panels = "No logger takes panels: see `callback.maps`."
@@ -205,8 +226,8 @@ class NormGradCallback(Callback):
         return f"{type(self).__qualname__}{self._settings.changed_flags()}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with its schedule, its random images and its probe."""
-        parts = (self._schedule, self._choice, self._probe_images, self._collected)
+        """What a resumed run needs to go on: its schedule, its images, its film, and what it compares with."""
+        parts = (self._schedule, self._choice, self._probe_images, self._film, self._collected)
         return {name: value for part in parts for name, value in part.state_dict().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -216,6 +237,7 @@ class NormGradCallback(Callback):
             last = [None if step is None else int(step) for step in steps]
             self._choice.load_state_dict(state_dict)
             self._probe_images.load_state_dict(state_dict)
+            self._film.load_state_dict(state_dict)
             self._collected.load_state_dict(state_dict)
             self._schedule = Schedule(*last)
 
@@ -304,7 +326,7 @@ class NormGradCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Let the probe take its images, if it wants them from validation."""
-        if self._fit is not None and self._fit.probe is not None:
+        if self._fit is not None and self._fit.probe is not None and dataloader_idx == 0:
             self._fit.probe.see("val", pl_module, batch)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

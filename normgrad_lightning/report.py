@@ -44,7 +44,7 @@ class Report:
     def read(self, batch: MapSet, look: Look, draw: Draw) -> None:
         """Collect what views need of a whole batch."""
         if self.writers:
-            with self.messenger.guard("collecting what each class is learned from"):
+            with self.messenger.guard("collecting maps"):
                 self.collected.add(batch, look, draw, self.messenger.guard)
 
     def show(self, trainer: Trainer, map_sets: Sequence[MapSet], look: Look, draw: Draw, about: Sequence[str]) -> None:
@@ -81,11 +81,8 @@ class Report:
         if draw.shows("film"):
             with guard("making the film"):
                 self.film.add(map_sets)
-        with guard("drawing"):
-            pages = pages_of(map_sets, look, draw.shows, guard)
-            pages += self.collected.pages(map_sets, look, draw, guard)
-            return Page.joined(pages) if pages else None
-        return None
+        pages = pages_of(map_sets, look, draw.shows, guard) + self.collected.pages(map_sets, look, draw, guard)
+        return Page.joined(pages) if pages else None
 
     def _write(self, page: Page | None) -> list[Writer]:
         """The writers that have written the page."""

@@ -70,7 +70,10 @@ def test_the_key_names_the_flags_that_are_not_the_default_and_the_state_has_what
     assert NormGradCallback().state_key == "NormGradCallback{}"
     named = "{'layers': ['net.stage1', 'net.stage3'], 'every_n_steps': 2, 'num_images': 3, 'images': 'random'}"
     assert NormGradCallback(**FLAGS).state_key == f"NormGradCallback{named}"
-    assert set(NormGradCallback().state_dict()) == {"last_event", "last_order1", "random", "times_shown"}
+    older = {"last_event", "last_order1", "random", "times_shown"}
+    newer = {"last_reading", "first_sameness", "first_hot_spots"}
+    assert set(NormGradCallback().state_dict()) == older | newer
+    NormGradCallback().load_state_dict({name: NormGradCallback().state_dict()[name] for name in older})
 
 
 def test_configs_that_name_the_class_by_its_module_load():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -231,7 +232,8 @@ def pictures(trainer: Any) -> dict[str, list[int]]:
 
 def panels(trainer: Any) -> dict[str, list[int]]:
     """The steps of the panels under each tag; of no other pictures."""
-    return {tag: steps for tag, steps in pictures(trainer).items() if tag.startswith("normgrad_")}
+    is_panel = re.compile(r"normgrad_[^/]+/\d\d_[^/]+").fullmatch
+    return {tag: steps for tag, steps in pictures(trainer).items() if is_panel(tag)}
 
 
 def same(a: Any, b: Any) -> bool:

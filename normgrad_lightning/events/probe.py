@@ -318,10 +318,10 @@ class ProbePasses:
             )
 
     def _order0(self, event: Event) -> Order1Maps:
-        """Order-0 maps of all images, in one pass."""
-        batch = self._batch(event)
+        """Order-0 maps of all images, and Grad-CAM where it is on, in one pass."""
+        batch, kinds = self._batch(event), self._settings.what.kinds
         return self._run(
-            event, self._layers(event, batch), [batch], ["order0"], InnerStep(), Whole(batch, None, steady=True)
+            event, self._layers(event, batch), [batch], kinds, InnerStep(), Whole(batch, None, steady=True)
         )
 
     def _order1(self, event: Event) -> Order1Maps:

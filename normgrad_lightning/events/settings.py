@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
 
+from torch.utils.data import DataLoader, Dataset
+
 from normgrad_lightning.checks import check_choice, check_choices, check_flag, check_names, check_whole
 from normgrad_lightning.events.messages import OnError
 from normgrad_lightning.kinds import ORDER1_KINDS, READ_KINDS, Order1Kind
@@ -81,9 +83,11 @@ def check_probe(probe: object) -> None:
     """Raise if it is neither one of the texts nor a batch."""
     if isinstance(probe, str) and probe in get_args(ProbeOf):
         return
-    if probe is not None and _is_made_of_plain_values(probe):
-        known = ", ".join(map(repr, get_args(ProbeOf)))
-        raise ValueError(f"`probe`: expected None, {known} or, in code, a batch of images, but got {probe!r}.")
+    are_batches = isinstance(probe, DataLoader | Dataset)
+    if are_batches or (probe is not None and _is_made_of_plain_values(probe)):
+        known, came = ", ".join(map(repr, get_args(ProbeOf))), type(probe).__name__ if are_batches else repr(probe)
+        hint = " Take one batch out of it: `probe=next(iter(loader))`." if are_batches else ""
+        raise ValueError(f"`probe`: expected None, {known} or, in code, a batch of images, but got {came}.{hint}")
 
 
 def _is_made_of_plain_values(value: object) -> bool:

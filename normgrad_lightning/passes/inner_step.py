@@ -11,7 +11,7 @@ that at the hook points. The sandbox protects everything that they could disturb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,7 @@ from normgrad_lightning.passes.pairs import (
     PairRecorder,
     Pairs,
     copy,
+    grad_cam_maps_of,
     maps_with_hessian,
     maps_without_hessian,
     norms,
@@ -100,11 +101,11 @@ class InnerStepPasses:
         self._copied = _widened if self._weights.are_widened else copied
 
     def maps(self, batch: Any, kinds: Sequence[str]) -> dict[str, LayerMaps]:
-        """The maps of each kind, of one batch: order 0, and those after an inner step."""
+        """The maps of each kind, of one batch: those that are read at θ, and those after an inner step."""
         asked = [KINDS[name] for name in kinds]
         needed = {part for kind in asked for part in (kind.made_of or (kind.name,))}
         stepped = [kind for kind in KINDS.values() if kind.name in needed and kind.step]
-        maps = {"order0": self.order0(batch)} if "order0" in needed else {}
+        maps = self._read_kinds(batch, needed)
         if not stepped:
             return maps
         self._weights.move(None, 0.0)
@@ -115,6 +116,14 @@ class InnerStepPasses:
                 del gradient  # as large as the weights
             maps[kind.name] = self._maps_after_step(batch, adversarial=kind.step > 0)
         return maps | {kind.name: _combined(kind, maps) for kind in asked if kind.made_of}
+
+    def _read_kinds(self, batch: Any, kinds: Collection[str]) -> dict[str, LayerMaps]:
+        """Order 0 and Grad-CAM, those of them that are asked for, in one pass at θ."""
+        if "grad_cam" not in kinds:
+            return {"order0": self.order0(batch)} if "order0" in kinds else {}
+        self._weights.move(None, 0.0)
+        pairs, _ = self._read(batch, copy)
+        return {"order0": maps_without_hessian(pairs, factorised=False), "grad_cam": grad_cam_maps_of(pairs)}
 
     def order0(self, batch: Any) -> LayerMaps:
         """The order-0 maps of one batch."""

@@ -151,7 +151,7 @@ def run_passes(
         loss_fn: see there.
         batches: one after the other.
         layers: names or globs.
-        kinds: of `ORDER1_KINDS`, which share the pass at θ, or `"order0"`, which takes one pass and no inner step.
+        kinds: of `ORDER1_KINDS`, which share the pass at θ, or of `READ_KINDS`, which take one pass and no inner step.
         step: how to make the inner step.
         options: how to read layers.
         num_images: how many images of each batch to make maps of, from the first on; None: all.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from normgrad_lightning.functional import corrected_gradient
+from normgrad_lightning.functional import corrected_gradient, grad_cam
 from normgrad_lightning.recording.readings import Point, Reading, add_up
 from normgrad_lightning.recording.recorder import NormGrad
 
@@ -98,6 +98,11 @@ def _side_by_side(
 def maps_without_hessian(first: Pairs, *, factorised: bool) -> LayerMaps:
     """Order-0 maps of the pass at θ'."""
     return {name: add_up([_order0(pair, factorised) for pair in pairs]) for name, pairs in first.items()}
+
+
+def grad_cam_maps_of(pairs: Pairs) -> LayerMaps:
+    """Grad-CAM maps of a pass that kept activations, for what lowers the loss."""
+    return {name: add_up([grad_cam(pair.x, -pair.g) for pair in of_layer]) for name, of_layer in pairs.items()}
 
 
 def maps_with_hessian(first: Pairs, plus: Pairs, minus: Pairs, factor: float, *, factorised: bool) -> LayerMaps:

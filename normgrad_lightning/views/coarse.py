@@ -46,7 +46,7 @@ class Origin(NamedTuple):
 
     def name(self, label: int) -> str:
         """What a class is called."""
-        return {ALL: "all", UNLABELLED: "no label"}.get(label) or class_name(label, self.classes)
+        return {ALL: "all", UNLABELLED: "unlabelled"}.get(label) or class_name(label, self.classes)
 
     def tags(self, of: str, labels: Iterable[int]) -> dict[int, str]:
         """The tag of a number of each class; classes of one name are told apart by their number."""

@@ -43,6 +43,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     folder.joinpath("classifier.py").write_text((SCRIPTS / "classifier.py").read_text())
     run_python(folder, "classifier.py")
+    sys.modules.pop("classifier", None)  # the examples have one of this name, too
     sys.path.insert(0, str(folder))
     try:
         from classifier import draw_digits
@@ -50,7 +51,8 @@ def trained(tmp_path_factory):
         sys.path.remove(str(folder))
     for i, image in enumerate(draw_digits(3)[0]):
         Image.fromarray((image[0].numpy() * 255).astype(np.uint8)).save(folder / f"{i}.png")
-    return folder
+    yield folder
+    sys.modules.pop("classifier", None)
 
 
 # ---------------------------------------------------------------- layers

@@ -565,8 +565,8 @@ def test_a_logger_without_images_gets_files(tmp_path):
     folder = f"{trainer.logger.log_dir}/normgrad"
     assert told == []
     files = sorted(str(p.relative_to(folder)) for p in tmp_path.rglob("*.jpg"))
-    tags = ["normgrad/0_overview", *(f"normgrad_order0/0{i}_net.stage{i + 1}" for i in range(3))]
-    assert files == [f"{tag}/step_0000000{step}.jpg" for tag in tags for step in (0, 3, 5)]
+    tags = [*OF_ALL_LAYERS, *(f"normgrad_order0/0{i}_net.stage{i + 1}" for i in range(3))]
+    assert files == sorted(f"{tag}/step_0000000{step}.jpg" for tag in tags for step in (0, 3, 5))
 
 
 def test_every_logger_gets_the_panels(tmp_path):
@@ -575,8 +575,8 @@ def test_every_logger_gets_the_panels(tmp_path):
     for board in (loggers[0], loggers[2]):
         events = EventAccumulator(board.log_dir)
         events.Reload()
-        assert len(events.Tags()["images"]) == 1 + 3  # the overview, and a panel for each layer
-    assert len(list((tmp_path / "b").rglob("*.jpg"))) == 2 * (1 + 3)  # of the first step and of the last
+        assert len(events.Tags()["images"]) == len(OF_ALL_LAYERS) + 3  # and a panel for each layer
+    assert len(list((tmp_path / "b").rglob("*.jpg"))) == 2 * (len(OF_ALL_LAYERS) + 3)  # of the first step and the last
 
 
 def test_a_folder_that_cannot_be_written_any_more_is_one_warning(tmp_path):
@@ -595,7 +595,7 @@ def test_a_folder_that_cannot_be_written_any_more_is_one_warning(tmp_path):
     callback = NormGradCallback(every_n_steps=1)
     weights, told, _ = finished(tmp_path / "run", callback, sabotage, logger=CSVLogger(tmp_path / "run"))
     assert all(map(torch.equal, plain, weights))
-    assert len(list(tmp_path.rglob("*.jpg"))) == 2 * (1 + 3)  # the overview, and a panel for each layer
+    assert len(list(tmp_path.rglob("*.jpg"))) == 2 * (len(OF_ALL_LAYERS) + 3)  # and a panel for each layer
     failures = [sentence for sentence in told if "failed" in sentence]
     assert len(failures) == 1
     assert "NormGrad failed at writing to" in failures[0]
@@ -612,7 +612,7 @@ def test_a_writer_that_fails_does_not_keep_the_others_from_writing(tmp_path):
         fit(lit(), [NormGradCallback(every_n_steps=3)], tmp_path, logger=[broken, sound])
     events = EventAccumulator(sound.log_dir)
     events.Reload()
-    tags = ["normgrad/0_overview", *(f"normgrad_order0/0{i}_net.stage{i + 1}" for i in range(3))]
+    tags = [*OF_ALL_LAYERS, *(f"normgrad_order0/0{i}_net.stage{i + 1}" for i in range(3))]
     assert {tag: len(events.Images(tag)) for tag in events.Tags()["images"]} == dict.fromkeys(tags, 3)
 
 
@@ -754,11 +754,11 @@ def test_two_callbacks_on_one_layer_do_not_overwrite_each_other(tmp_path):
         NormGradCallback(layers="net.stage1.conv1", target=target, on_error="raise") for target in ("output", "weight")
     ]
     trainer = fit(lit(), callbacks, tmp_path)
+    of_classes = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("combined", "00_net.stage1.conv1")]
     assert set(pictures(trainer)) == {
-        "normgrad/0_overview",
         "normgrad_order0/00_net.stage1.conv1",
-        "normgrad_2/0_overview",
         "normgrad_2_order0_weight/00_net.stage1.conv1",
+        *(f"{group}/{tag}" for group in ("normgrad", "normgrad_2") for tag in ("0_overview", *of_classes)),
     }
 
 
@@ -809,6 +809,11 @@ class Skips(pytorch_lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+OF_ALL_LAYERS = [
+    "normgrad/0_overview",
+    *(f"normgrad/{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("02_net.stage3", "combined")),
+]
+"""The pictures of an event beside the panels."""
 WAYS = ["automatic", "manual", "its own backward"]
 
 

@@ -210,7 +210,7 @@ LABELS = {
     "too many": (lambda batch: list(range(9)), ["all"]),
     "too few": (lambda batch: [1], ["all"]),
     "one class only": (lambda batch: [3] * len(batch[0]), ["3"]),
-    "negative": (lambda batch: [-1, -100] + [0] * (len(batch[0]) - 2), ["no label", "0"]),
+    "negative": (lambda batch: [-1, -100] + [0] * (len(batch[0]) - 2), ["unlabelled", "0"]),
     "many classes": (lambda batch: (batch[0].sum((1, 2, 3)).abs() * 1e4).long().tolist(), None),
 }
 

@@ -160,7 +160,7 @@ def assert_told_of_a_full_disk(run):
 
 
 def test_a_full_disk_costs_panels_and_nothing_of_the_run_itself(tmp_path, tiny_disk):
-    fill(tiny_disk, left=90_000)
+    fill(tiny_disk, left=180_000)
     run = survived(tmp_path, root=tiny_disk)
     assert_told_of_a_full_disk(run)
     written = panels(run.trainer)
@@ -183,7 +183,8 @@ def test_a_full_disk_and_files(tmp_path, tiny_disk):
     plain = train(Lit, tmp_path, logger=CSVLogger(tmp_path))
     logger = CSVLogger(tiny_disk)
     callbacks = {"callbacks": lambda: [FreesSpace(tiny_disk)]}
-    run = train(Lit, tiny_disk, watching(on_error="warn"), logger=logger, **callbacks)
+    views = ["overview", "panels"]
+    run = train(Lit, tiny_disk, watching(on_error="warn", views=views), logger=logger, **callbacks)
     assert_same(plain, run)
     assert_told_of_a_full_disk(run)
     assert Path(logger.log_dir, "metrics.csv").read_text() == Path(plain.trainer.log_dir, "metrics.csv").read_text()

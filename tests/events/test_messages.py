@@ -529,6 +529,11 @@ def train_and_validate(here: Here) -> None:
     here.trainer(callbacks=[callback]).fit(Validates(), loader(), loader())
 
 
+def one_class_validated(here: Here) -> None:
+    callback = NormGradCallback(every_n_steps=1, layers="net.conv", probe="val")
+    here.trainer(callbacks=[callback]).fit(Validates(), loader(), loader((images(), 0 * labels())))
+
+
 def save_probe(here: Here) -> None:
     callback = NormGradCallback(every_n_steps=1, layers="net.conv", probe="train")
     trainer = here.trainer(callbacks=[callback])
@@ -673,6 +678,32 @@ CASES: dict[str, Case] = {
         lambda here: here.train(Lit(normgrad_labels=lambda batch: torch.zeros(2, 3, 4))),
         "`normgrad_labels`", "whole numbers", "(2, 3, 4)", "one number for each image",
     ),
+    "masks that are none": failed(
+        lambda here: here.train(Lit(normgrad_masks=lambda batch: "left")),
+        "masks", "`normgrad_masks`", "(N, height, width)", "1", "object", "None", "'str'", "each image",
+    ),
+    "masks of another shape": failed(
+        lambda here: here.train(
+            Lit(normgrad_masks=lambda batch: torch.zeros(3, 8, 8)), trainer={"logger": TensorBoardLogger(here.folder)}
+        ),
+        "collect*", "`normgrad_masks`", "each", "(3, 8, 8)", "(N, height, width)", "object",
+    ),
+    "a layer for patches that has no map": failed(
+        lambda here: here.train(patch_layers=["net.nope"], trainer={"logger": TensorBoardLogger(here.folder)}),
+        "collect*", "`patch_layers`", "'combined'", "'last'", "'net.nope'", "net.conv",
+    ),
+    "flag: views": error(
+        lambda _: NormGradCallback(views=["overview", "patch"]),
+        "`views`", "'overview'", "'patches'", "'atlas'", "'curves'", "'film'", "'patch'",
+    ),
+    "flag: patch_layers": error(
+        lambda _: NormGradCallback(patch_layers=[]),
+        "`patch_layers`", "names", "[]",
+    ),
+    "flag: read_every_n_steps": error(
+        lambda _: NormGradCallback(read_every_n_steps=0),
+        "`read_every_n_steps`", WHOLE_NUMBER, "1", "0", "events only",
+    ),
     "flag: some of": error(
         lambda _: NormGradCallback(order1_maps=["order1", "order2"]),
         "`order1_maps`", KINDS_OF_ORDER1, "'order2'",
@@ -700,6 +731,10 @@ CASES: dict[str, Case] = {
     "flag: probe": error(
         lambda _: NormGradCallback(probe="test"),
         "`probe`", "None, 'train', 'val'", "batch", "'test'",
+    ),
+    "flag: probe, a loader": error(
+        lambda _: NormGradCallback(probe=loader()),
+        "`probe`", "None, 'train', 'val'", "batch", "DataLoader", "one batch", "`probe=next(iter(loader))`",
     ),
     "flag: epsilon": error(
         lambda _: NormGradCallback(epsilon=0),
@@ -1497,6 +1532,10 @@ CASES: dict[str, Case] = {
         lambda here: here.train(probe="val"),
         '`probe="val"`', "first validation batch", "none|no", "`trainer.fit`", "validation data", '`probe="train"`',
     ),
+    "run: a probe of one class": warning(
+        one_class_validated,
+        "one class", "validation batches", "no other", "`Trainer(num_sanity_val_steps=8)`", "`probe=batch`",
+    ),
     "run: a probe that checkpoints cannot keep": warning(
         save_probe,
         "not", "probe", "checkpoints", "tensors, numbers, text, lists, tuples and dicts", "resumed", "anew|new",
@@ -1567,8 +1606,12 @@ CASES: dict[str, Case] = {
         lambda here: here.broken("signal").train(images="hardest"),
         "reading", "maps", GOES_ON, "RuntimeError: we are broken",
     ),
+    "failed: collecting": failed(
+        lambda here: here.train(mean=[0.5, 0.5], trainer={"logger": TensorBoardLogger(here.folder)}, views="patches"),
+        "collect*", "patches", GOES_ON, "ValueError: `mean`", "3", "channel*", "2", "`mean`", "normalised|normalized",
+    ),
     "failed: drawing": failed(
-        lambda here: here.train(mean=[0.5, 0.5], trainer={"logger": TensorBoardLogger(here.folder)}),
+        lambda here: here.train(mean=[0.5, 0.5], trainer={"logger": TensorBoardLogger(here.folder)}, views="panels"),
         "draw*", GOES_ON, "ValueError: `mean`", "3", "channel*", "2", "`mean`", "normalised|normalized",
     ),
     "failed: writing": failed(
@@ -1828,7 +1871,8 @@ def test_all_messages_follow_the_style(rule, messages_of):
 CAPTIONS = ("MapKind", "text")
 """Classes and functions whose texts stand in pictures: a row of the table of kinds is made of these."""
 
-PRINTING = ("cli/command.py", "cli/given.py", "views/drawing.py", "views/lettering.py", "views/overview.py")
+VIEWS_WITH_WORDS = ("atlas", "drawing", "lettering", "overview", "patches")
+PRINTING = ("cli/command.py", "cli/given.py", *(f"views/{name}.py" for name in VIEWS_WITH_WORDS))
 """Modules whose other texts are what was asked for, or stand in pictures: see their own tests."""
 
 HELP = ("help", "description", "epilog", "metavar")

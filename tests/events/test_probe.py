@@ -32,7 +32,7 @@ from twice import (
     with_statistics,
 )
 
-from normgrad_lightning import NormGradCallback, order0_maps
+from normgrad_lightning import NormGradCallback, grad_cam_maps, order0_maps
 from normgrad_lightning.events.probe import DoNotFit, joined
 from normgrad_lightning.recording.own_passes import CAN_RUN_EAGERLY
 from normgrad_lightning.switch.environment_callback import EnvironmentCallback
@@ -137,6 +137,20 @@ def assert_close_all(maps: dict[str, Tensor], wanted: dict[str, Tensor], toleran
     for name, m in wanted.items():
         assert maps[name].shape == m.shape
         assert float((maps[name] - m).norm() / m.norm()) < tolerance
+
+
+def test_grad_cam_of_the_probe_comes_in_the_same_pass(tmp_path):
+    plain, watched, seen = both(tmp_path, OWN, flags={"grad_cam": True, "order1_every_n_steps": None})
+    for step, sets in seen.at.items():
+        assert list(sets) == ["probe_order0", "probe_grad_cam"]
+        moment = with_statistics(plain.moments[step], WithValidation, OWN)
+        module = at(moment, WithValidation).train()
+        assert_close_all(sets["probe_order0"].maps, order0_maps(module, lambda m, b: m.loss(b), OWN, LAYERS))
+        wanted = grad_cam_maps(module, OWN, LAYERS, loss_fn=lambda m, b: m.loss(b))
+        assert_close_all(sets["probe_grad_cam"].maps, wanted, 1e-4)
+    assert panels(watched.trainer)["normgrad_probe_grad_cam/00_net.stage1"] == [0, 1, 2, 3, 4, 5]
+    with Image.open(film_of(watched)) as film:
+        assert film.n_frames == 6
 
 
 # ---------------------------------------------------------------- which images
@@ -609,6 +623,15 @@ def test_what_is_no_probe_is_an_error_at_once(wrong):
         NormGradCallback(probe=wrong)
 
 
+@pytest.mark.parametrize("wrong", [loader(), loader().dataset], ids=["a loader", "a data set"])
+def test_what_holds_batches_is_no_batch(wrong):
+    name = type(wrong).__name__
+    with pytest.raises(
+        ValueError, match=rf"^`probe`: expected .* but got {name}\. Take one batch out of it: `probe=next"
+    ):
+        NormGradCallback(probe=wrong)
+
+
 # ---------------------------------------------------------------- the film
 
 
@@ -669,3 +692,26 @@ def test_a_fit_that_goes_on_adds_to_the_film(tmp_path):
     done = train(Lit, tmp_path, watching(probe="train", order1_every_n_steps=None), run=run)
     with Image.open(film_of(done)) as film:
         assert film.n_frames == 12
+
+
+def test_the_film_of_a_resumed_run_begins_where_training_did(tmp_path):
+    def run(folder: str, epochs: int, **fit: Any) -> Any:
+        callback = watching(probe="train", order1_every_n_steps=None)
+        return train(Lit, tmp_path / folder, callback, max_epochs=epochs, fit=fit)
+
+    run("first", 1).trainer.save_checkpoint(tmp_path / "half.ckpt")
+    torch.load(tmp_path / "half.ckpt", weights_only=True)
+    again = run("again", 2, ckpt_path=tmp_path / "half.ckpt")
+    with Image.open(film_of(again)) as film:
+        assert film.n_frames == 12
+    assert [frame.step for frame in again.callback._film.frames] == list(range(12))
+
+
+def test_a_resumed_run_with_other_images_has_a_film_of_its_own(tmp_path):
+    first = train(Lit, tmp_path, watching(probe="train", order1_every_n_steps=None))
+    first.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    callback = watching(probe="val", order1_every_n_steps=None)
+    resumed = {"ckpt_path": tmp_path / "half.ckpt", **validated()}
+    again = train(WithValidation, tmp_path / "again", callback, max_epochs=2, fit=resumed, val_check_interval=2)
+    assert again.warned == []
+    assert [frame.step for frame in callback._film.frames] == [6, 7, 8, 9, 10, 11]

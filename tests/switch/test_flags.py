@@ -116,7 +116,7 @@ def test_every_flag_is_typed_and_told_of_in_help():
     )
     kinds = {name: kind for name, words, kind in described if len(words) > 10}
     assert list(kinds) == list(NormGradCallback.__init__.__kwdefaults__)
-    choices = {"target", "images", "probe", "scale", "on_error", "order1_maps"}
+    choices = {"target", "images", "probe", "scale", "on_error", "order1_maps", "views"}
     assert {name for name, kind in kinds.items() if "Literal" in kind} == choices
     assert "Any" not in "".join(kinds.values())
 

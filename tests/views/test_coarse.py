@@ -113,7 +113,7 @@ def test_tags_of_classes_are_legal_and_differ():
         3: "normgrad/x/ok",
         9: "normgrad/x/9",
     }
-    assert [origin.name(label) for label in (ALL, UNLABELLED, 3)] == ["all", "no label", "ok"]
+    assert [origin.name(label) for label in (ALL, UNLABELLED, 3)] == ["all", "unlabelled", "ok"]
 
 
 def test_each_map_by_its_own_mean():

@@ -52,6 +52,7 @@ def page(tmp_path_factory):
         images="first",
         order1_every_n_steps=2,
         order1_maps=["contrast"],
+        views=["overview", "patches", "atlas", "panels"],
         mean=0.0,
         std=1.0,
         on_error="raise",
@@ -62,26 +63,27 @@ def page(tmp_path_factory):
     )  # fmt: skip
     trainer.fit(Lit(), loader)
     with tensorboard(trainer.logger.log_dir) as address, chromium(1400, 1600) as browser:
-        shown = open_images_tab(browser, address, panels=7)
+        shown = open_images_tab(browser, address, panels=11)
         pictures = [
             np.asarray(Image.open(io.BytesIO(urllib.request.urlopen(panel["source"]).read()))) for panel in shown
         ]
-        yield shown[1:], pictures[1:], shown[0]
+        yield shown[5:], pictures[5:], shown[:5]
 
 
 def test_there_is_one_card_for_each_layer_and_kind_at_the_last_step(page):
     shown, _, first = page
-    keys = [parse_qs(urlparse(panel["source"]).query)["blob_key"][0] for panel in (first, *shown)]
+    keys = [parse_qs(urlparse(panel["source"]).query)["blob_key"][0] for panel in (*first, *shown)]
     tags_and_steps = [json.loads(base64.urlsafe_b64decode(key + "==="))[3:5] for key in keys]
     assert tags_and_steps == [
         ["normgrad/0_overview", 2],
+        *([f"normgrad/{view}/{of}", 2] for view in ("2_patches", "3_atlas") for of in ("02_net.stage3", "combined")),
         *([f"normgrad_{kind}/0{i}_net.stage{i + 1}", 2] for kind in ("contrast", "order0") for i in range(3)),
     ]
 
 
 def test_a_card_shows_its_whole_panel_with_tiles_large_enough_to_read(page):
     shown, _, first = page
-    assert first["shown"][0] >= 300
+    assert all(card["shown"][0] >= 300 for card in first)
     for panel in shown:
         width, height = panel["shown"]
         assert 300 <= width <= 400
