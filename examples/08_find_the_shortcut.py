@@ -24,9 +24,9 @@ from torch import nn
 
 GAP = 16
 PICTURES = {
-    "what each class is learned from, all layers combined": "2_patches/combined",
+    "what each class is learned from, all layers combined": "2_patches/0_combined",
     "what each class is learned from, last layer": "2_patches/0*",
-    "where each class is learned": "3_atlas/combined",
+    "where each class is learned": "3_atlas/0_combined",
 }
 
 

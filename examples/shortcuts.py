@@ -15,7 +15,7 @@ from shapes import CLASSES, make_pictures, normalise
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from normgrad_lightning.views.patches import Crop
+from normgrad_lightning.views.patches import Crop, fingerprints
 
 SHORTCUTS = ("corner", "anywhere", "tint")
 MARKED = "star"
@@ -186,7 +186,7 @@ class Hits:
 
     def __init__(self, data: Marked, shortcut: str | None) -> None:
         self._data, self._shortcut = data, shortcut
-        self._places = {float(image.double().sum()): number for number, image in enumerate(data.images)}
+        self._places = {found: number for number, found in enumerate(fingerprints(data.images))}
 
     def share(self, crops: Sequence[Crop]) -> float:
         """The share of patches that show it."""

@@ -493,10 +493,12 @@ class NormGradCallback(Callback):
 
     def _collect(self, event: Event) -> None:
         """Give the maps of the whole batch to the views that collect them."""
-        if self._fit is not None and self._fit.training_step is not None and self._settings.draw.collects:
-            batch = self._fit.training_step.whole_batch(event)
-            if batch is not None:
-                self._fit.report.read(batch, self._settings.look, self._settings.draw)
+        fit = self._fit
+        if fit is None or fit.training_step is None or not fit.report.writers or not self._settings.draw.collects:
+            return
+        batch = fit.training_step.whole_batch(event)
+        if batch is not None:
+            fit.report.read(batch, self._settings.look, self._settings.draw)
 
     def _show(self, trainer: Trainer, event: Event) -> None:
         """Keep the maps of an event, draw its page, and give that to every writer."""

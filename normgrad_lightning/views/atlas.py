@@ -75,7 +75,7 @@ class Atlas:
             means, lift_of = self.lifts(name)
             spots = {label: float(lift_of[label].max()) for label in shown if label in lift_of}
             pixels = self._drawn(name, means, lift_of, spots, look, origin)
-            pictures.append(Picture(f"{origin.group}/3_atlas/{name}", jpeg(pixels), *pixels.shape[:2]))
+            pictures.append(Picture(origin.picture_tag("3_atlas", name), jpeg(pixels), *pixels.shape[:2]))
             self._first[name] = {**spots, **self._first.get(name, {})}
             if name == COMBINED and len(lift_of) > 1:
                 scalars = {tag: spots[label] for label, tag in origin.tags("hot_spot", spots).items()}

@@ -48,6 +48,10 @@ class Origin(NamedTuple):
         """What a class is called."""
         return {ALL: "all", UNLABELLED: "unlabelled"}.get(label) or class_name(label, self.classes)
 
+    def picture_tag(self, view: str, name: str) -> str:
+        """The tag of a view of one map. By its number, TensorBoard puts the combined one before those of layers."""
+        return f"{self.group}/{view}/{'0_' * (name == COMBINED)}{name}"
+
     def tags(self, of: str, labels: Iterable[int]) -> dict[int, str]:
         """The tag of a number of each class; classes of one name are told apart by their number."""
         names = {label: re.sub(r"[^\w.-]+", "_", self.name(label)).strip("_.") or str(label) for label in labels}
@@ -60,7 +64,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Coarse:
-    """The maps of a batch, in float64, on coarse grids.
+    """The maps of a batch on coarse grids.
 
     Attributes:
         origin: where they come from.
@@ -95,7 +99,7 @@ def coarse(batch: MapSet, wanted: Sequence[str] = (COMBINED, LAST)) -> Coarse | 
     """
     names = batch.layers_of_one_input if batch.maps else []
     count = min((len(batch.maps[name]) for name in names), default=0)
-    pooled = {name: _pooled(batch.maps[name][:count]).double().cpu() for name in names}
+    pooled = {name: _pooled(batch.maps[name][:count]).cpu() for name in names}
     pooled = {name: m for name, m in pooled.items() if bool(m.any())}
     if not pooled or not all(bool(m.isfinite().all()) for m in pooled.values()):
         return None

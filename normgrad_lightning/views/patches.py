@@ -7,11 +7,13 @@ with the largest ratio are shown, each once. A rim of half a crop is left out: p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -89,39 +91,36 @@ class Patches:
         """Take the images of a batch whose strongest place stands out more than those that are kept."""
         if batch.images is None:
             return
-        kept = strongest(signal, _CLASSES)
+        images, kept = _Images(batch.images, look), strongest(signal, _CLASSES)
         for name, maps in batch.focus.items():
-            crops = self._crops.setdefault(name, {})
+            crops = _of(self._crops.get(name, {}), kept)
             found = peaks(maps, batch.images.shape[2:])
             for number in sorted(range(len(found)), key=lambda number: -found[number].ratio):
                 if batch.labels[number] in kept:
-                    self._offer(crops.setdefault(batch.labels[number], []), found[number], batch, number, look)
-            for label in crops.keys() - set(kept):
-                del crops[label]
+                    row = crops.setdefault(batch.labels[number], [])
+                    self._offer(row, found[number], images, number, batch.origin.step)
+            self._crops[name] = crops
         self._seen.update(batch.labels)
         self._origin = batch.origin
 
-    def _offer(self, crops: list[Crop], peak: Peak, batch: Coarse, number: int, look: Look) -> None:
+    def _offer(self, crops: list[Crop], peak: Peak, images: _Images, number: int, step: int) -> None:
         """Keep this image's crop if it is among the best, and better than the same image's from another step."""
         if len(crops) >= PER_CLASS and peak.ratio <= crops[-1].ratio:
             return
-        assert batch.images is not None
-        image = batch.images[number]
-        fingerprint = float(image.double().sum())
-        twin = next((crop for crop in crops if crop.image == fingerprint), None)
+        image = images.fingerprints[number]
+        twin = next((crop for crop in crops if crop.image == image), None)
         if twin is not None:
             if twin.ratio >= peak.ratio:
                 return
             crops.remove(twin)
-        crops.append(self._cut(image, peak, batch.origin.step, fingerprint, look))
+        box, at_random = box_around(peak.place, images.size), box_around(self._anywhere(images.size), images.size)
+        pixels, elsewhere = images.part(number, box), images.part(number, at_random)
+        crops.append(Crop(peak.ratio, image, step, box, pixels, _thumbnail(pixels), _thumbnail(elsewhere)))
         crops.sort(key=lambda crop: -crop.ratio)
         del crops[PER_CLASS:]
 
-    def _cut(self, image: Tensor, peak: Peak, step: int, fingerprint: float, look: Look) -> Crop:
-        box = box_around(peak.place, image.shape[1:])
-        at_random = box_around(tuple(self._random.uniform(size=len(peak.place))), image.shape[1:])
-        pixels, elsewhere = (_picture(image, where, look) for where in (box, at_random))
-        return Crop(peak.ratio, fingerprint, step, box, pixels, _thumbnail(pixels), _thumbnail(elsewhere))
+    def _anywhere(self, size: Sequence[int]) -> tuple[float, ...]:
+        return tuple(self._random.uniform(size=len(size)).tolist())
 
     def crops(self, name: str, label: int) -> list[Crop]:
         """Those kept of a class, the best first."""
@@ -139,7 +138,7 @@ class Patches:
             alike = {label: sameness(np.stack([crop.small for crop in crops])) for label, crops in rows.items()}
             if rows:
                 pixels = self._drawn(name, rows, alike, origin)
-                pictures.append(Picture(f"{origin.group}/2_patches/{name}", jpeg(pixels, 90), *pixels.shape[:2]))
+                pictures.append(Picture(origin.picture_tag("2_patches", name), jpeg(pixels, 90), *pixels.shape[:2]))
             known = {label: value for label, value in alike.items() if np.isfinite(value)}
             self._first[name] = {**known, **self._first.get(name, {})}
             if name == COMBINED:
@@ -221,17 +220,42 @@ def _lengths(size: Sequence[int]) -> tuple[int, ...]:
     return (1,) * (len(size) - len(plane)) + (side,) * len(plane)
 
 
-def _picture(image: Tensor, box: Box, look: Look) -> Pixels:
-    """The part of an image `(C, *S)` as pixels: in the colours that the whole image is drawn in."""
-    where = tuple(slice(start, start + length) for start, length in zip(*box, strict=True))
-    part = image[(slice(None), *where)].float().cpu().numpy()
-    if look.mean is None and look.std is None:
-        low, high = (float(value) for value in image.float().aminmax())
-        part, mean, std = part - low, 0.0, 1.0 / max(high - low, 1e-12)
-        pixels = display_image(part, mean, std)
-    else:
-        pixels = display_image(part, look.mean, look.std)
-    return _sized(pixels)
+class _Images:
+    """The images of a batch `(N, C, *S)`, to cut parts out of. What all of them are asked for is computed once."""
+
+    def __init__(self, images: Tensor, look: Look) -> None:
+        self._images, self._look = images, look
+        self.size = images.shape[2:]
+
+    @cached_property
+    def fingerprints(self) -> list[float]:
+        """See `fingerprints`."""
+        return fingerprints(self._images)
+
+    @cached_property
+    def _ranges(self) -> list[list[float]]:
+        """The least and the largest value of each image."""
+        low, high = self._images.flatten(1).aminmax(dim=1)
+        return [low.tolist(), high.tolist()]
+
+    def part(self, number: int, box: Box) -> Pixels:
+        """A part of an image as pixels, in the colours that the whole image is drawn in."""
+        where = [slice(start, start + length) for start, length in zip(*box, strict=True)]
+        part, look = self._images[number][(slice(None), *where)].float().cpu().numpy(), self._look
+        if look.mean is not None or look.std is not None:
+            return _sized(display_image(part, look.mean, look.std))
+        low, high = (of[number] for of in self._ranges)
+        return _sized(display_image(part - low, 0.0, 1.0 / max(high - low, 1e-12)))
+
+
+def fingerprints(images: Tensor) -> list[float]:
+    """A number for each image `(N, C, *S)`, by which the same image is known again: the sum of every third value."""
+    sums: list[float] = images.flatten(1)[:, ::3].sum(1, dtype=torch.float64).tolist()
+    return sums
+
+
+def _of(crops: Mapping[int, list[Crop]], labels: Container[int]) -> dict[int, list[Crop]]:
+    return {label: row for label, row in crops.items() if label in labels}
 
 
 def _sized(pixels: Pixels) -> Pixels:

@@ -754,7 +754,7 @@ def test_two_callbacks_on_one_layer_do_not_overwrite_each_other(tmp_path):
         NormGradCallback(layers="net.stage1.conv1", target=target, on_error="raise") for target in ("output", "weight")
     ]
     trainer = fit(lit(), callbacks, tmp_path)
-    of_classes = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("combined", "00_net.stage1.conv1")]
+    of_classes = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", "00_net.stage1.conv1")]
     assert set(pictures(trainer)) == {
         "normgrad_order0/00_net.stage1.conv1",
         "normgrad_2_order0_weight/00_net.stage1.conv1",
@@ -811,7 +811,7 @@ class Skips(pytorch_lightning.LightningModule):
 
 OF_ALL_LAYERS = [
     "normgrad/0_overview",
-    *(f"normgrad/{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("02_net.stage3", "combined")),
+    *(f"normgrad/{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", "02_net.stage3")),
 ]
 """The pictures of an event beside the panels."""
 WAYS = ["automatic", "manual", "its own backward"]

@@ -77,7 +77,7 @@ def test_every_second_step_is_read_and_the_pages_come_with_the_events(tmp_path, 
     assert of_classes == {
         f"normgrad/{view}/{of}": [0, 4, 8, 11]
         for view in ("2_patches", "3_atlas")
-        for of in ("combined", "02_net.stage3")
+        for of in ("0_combined", "02_net.stage3")
     }
 
 
@@ -220,7 +220,7 @@ def test_odd_labels_are_classes_or_all(labels, rows, tmp_path):
     torch.manual_seed(0)
     run = train(labelled(labels), tmp_path, collecting(on_error="raise"))
     assert not run.warned
-    assert len(pictures(run.trainer)["normgrad/2_patches/combined"]) == 3
+    assert len(pictures(run.trainer)["normgrad/2_patches/0_combined"]) == 3
     if rows is not None:
         assert set(run.callback.patches["combined"]) == set(rows)
 
@@ -273,7 +273,7 @@ def test_several_loggers_get_pictures_and_scalars(tmp_path):
     loggers = [TensorBoardLogger(tmp_path / "a"), CSVLogger(tmp_path / "b")]
     run = train(Lit, tmp_path, collecting(), logger=loggers)
     folder = next((tmp_path / "b").rglob("normgrad"))
-    assert (folder / "normgrad" / "2_patches" / "combined" / "step_00000004.jpg").exists()
+    assert (folder / "normgrad" / "2_patches" / "0_combined" / "step_00000004.jpg").exists()
     rows = [line.split(",") for line in (folder / "scalars.csv").read_text().splitlines()[1:]]
     in_csv = {(tag, int(step)): float(value) for step, tag, value in rows}
     in_tensorboard = {(tag, step): value for tag, of in logged(run).items() for step, value in of.items()}
@@ -323,7 +323,7 @@ def test_compiled_models_are_read_at_events_only(tmp_path, readings):
 
     run = train(compiled, tmp_path, collecting(), max_epochs=1)
     assert [batch.step for batch in readings] == [0, 4, 5]
-    assert "normgrad/2_patches/combined" in pictures(run.trainer)
+    assert "normgrad/2_patches/0_combined" in pictures(run.trainer)
 
 
 def test_nothing_is_read_if_nobody_takes_pictures(tmp_path, readings):
@@ -361,7 +361,7 @@ def test_patches_are_there_in_code(tmp_path):
 def test_more_than_one_callback_have_tags_of_their_own(tmp_path):
     run = train(Lit, tmp_path, collecting(), callbacks=lambda: [collecting(name="fine")])
     tags = set(pictures(run.trainer))
-    assert {"normgrad/2_patches/combined", "normgrad_fine/2_patches/combined"} <= tags
+    assert {"normgrad/2_patches/0_combined", "normgrad_fine/2_patches/0_combined"} <= tags
 
 
 def test_the_loader_is_not_asked_for_more_batches(tmp_path):

@@ -314,7 +314,7 @@ def test_without_a_logger_the_panels_are_files_beside_the_run(lightning, tmp_pat
     monkeypatch.setattr(logging.getLogger(lightning.__name__), "propagate", True)
     watched = fit(lightning, tmp_path / "watched", **options)
     files = {str(path.relative_to(tmp_path / "watched")) for path in (tmp_path / "watched").rglob("*.jpg")}
-    of_classes = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("combined", "02_net.stage3")]
+    of_classes = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", "02_net.stage3")]
     of_all = [f"normgrad/{tag}" for tag in ("0_overview", *of_classes)]
     tags = [*of_all, *(f"normgrad_order0/0{i}_net.stage{i + 1}" for i in range(3))]
     assert files == {f"normgrad/{tag}/step_0000000{step}.jpg" for tag in tags for step in (0, 5)}

@@ -79,7 +79,10 @@ def test_a_page_shows_both_tiles_on_fixed_scales(monkeypatch):
     )
     view = collected(marked_batch())
     page = view.page(range(4), LOOK)
-    assert [picture.tag for picture in page.pictures] == ["normgrad/3_atlas/combined", "normgrad/3_atlas/02_net.layer2"]
+    assert [picture.tag for picture in page.pictures] == [
+        "normgrad/3_atlas/0_combined",
+        "normgrad/3_atlas/02_net.layer2",
+    ]
     spots = {name: page.scalars[f"normgrad/hot_spot/{name}"] for name in "abcd"}
     assert all(f"{name}: hot spot {value:.1f}" in words for name, value in spots.items())
     view.add(coarse(marked_batch(1, step=100)), LOOK, SIGNAL)

@@ -170,7 +170,7 @@ def check_others_are_silent(first: dict[str, Any], other: dict[str, Any]) -> Non
     assert [file.name.split(".")[-2] for file in files] == [str(first["process"])]
     assert panels_in(first["log_dir"]) == expected_panels(list(first["maps"]), list(first["order1"]))
     of_classes = {tag: steps for tag, steps in pictures(logs(first["log_dir"])).items() if "/2_" in tag or "/3_" in tag}
-    names = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("combined", f"02_{LAYERS[-1]}")]
+    names = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", f"02_{LAYERS[-1]}")]
     assert of_classes == {f"normgrad/{name}": list(first["maps"]) for name in names}
 
 

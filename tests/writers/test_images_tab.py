@@ -76,7 +76,7 @@ def test_there_is_one_card_for_each_layer_and_kind_at_the_last_step(page):
     tags_and_steps = [json.loads(base64.urlsafe_b64decode(key + "==="))[3:5] for key in keys]
     assert tags_and_steps == [
         ["normgrad/0_overview", 2],
-        *([f"normgrad/{view}/{of}", 2] for view in ("2_patches", "3_atlas") for of in ("02_net.stage3", "combined")),
+        *([f"normgrad/{view}/{of}", 2] for view in ("2_patches", "3_atlas") for of in ("0_combined", "02_net.stage3")),
         *([f"normgrad_{kind}/0{i}_net.stage{i + 1}", 2] for kind in ("contrast", "order0") for i in range(3)),
     ]
 
