@@ -5,7 +5,7 @@
     python examples/08_find_the_shortcut.py --data oxford              # torchvision's OxfordIIITPet, downloaded
 
 It trains for three epochs, and once more without the shortcut. Both runs are in TensorBoard; `sheet.jpg` has pictures
-of the first and the last event side by side, of both runs.
+of their first and last events side by side.
 """
 
 from __future__ import annotations

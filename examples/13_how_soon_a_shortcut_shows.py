@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 def cases_of_shapes(quick: bool) -> list[Case]:
     """A small network and three shortcuts in one of six classes."""
-    training, held_out = (768, 96) if quick else (4096, 512)
+    training, held_out, epochs, rate = (2048, 96, 2, 3e-3) if quick else (4096, 512, 3, 1e-2)
 
     def data(shortcut: str) -> Callable[[str, bool, int], Marked]:
         def make(split: str, is_marked: bool, seed: int) -> Marked:
@@ -68,7 +68,7 @@ def cases_of_shapes(quick: bool) -> list[Case]:
 
     epoch = training // 32
     return [
-        Case(f"shapes, {name}", ShapeClassifier, data(name), name, [MARKED], 3 * epoch, epoch, 1e-2)
+        Case(f"shapes, {name}", ShapeClassifier, data(name), name, [MARKED], epochs * epoch, epoch, rate)
         for name in SHORTCUTS
     ]
 

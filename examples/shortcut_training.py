@@ -106,7 +106,7 @@ def train(
     batch_size: int = 32,
     **flags: Any,
 ) -> tuple[list[Entry], NormGradCallback, Path]:
-    """Train, and return the journal, the callback, and the folder of the logs.
+    """Train, and return the journal, the callback, and the folder with the pictures as files.
 
     Args:
         net: the network.
@@ -137,7 +137,7 @@ def train(
 
     journal = Journal(callback, Hits(training, shortcut), validate)
     logger = TensorBoardLogger(out, name="", default_hp_metric=False)
-    files = CSVLogger(out, name="", version=logger.version)  # the same pictures as files
+    files = CSVLogger(out, name="files", version=logger.version)  # the same pictures as files
     trainer = pl.Trainer(
         max_steps=steps,
         accelerator="cpu",
@@ -149,4 +149,4 @@ def train(
     )
     order = torch.Generator().manual_seed(seed)
     trainer.fit(Classifier(net, learning_rate), DataLoader(training, batch_size, True, drop_last=True, generator=order))
-    return journal.entries, callback, Path(logger.log_dir)
+    return journal.entries, callback, Path(files.log_dir)

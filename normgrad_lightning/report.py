@@ -73,7 +73,8 @@ class Report:
                 page = self.film.page(look)
         written = self._write(page)
         if written:
-            self.messenger.announce(trainer, f"NormGrad wrote a film of the probe to {_places(written)}.")
+            films = ", ".join(f"{tag}.webp" for tag in page.films) if page is not None else ""
+            self.messenger.announce(trainer, f"NormGrad wrote a film of the probe, {films}, to {_places(written)}.")
 
     def _page(self, map_sets: Sequence[MapSet], look: Look, draw: Draw) -> Page | None:
         guard = self.messenger.guard

@@ -1,28 +1,13 @@
 """Wrong labels by training signal, in the quick mode: the signal finds some, and no more than the loss."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 from run_script import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "12_label_noise.py"
-
-
-@pytest.fixture(scope="module")
-def example():
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        spec = importlib.util.spec_from_file_location("label_noise", SCRIPT)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(EXAMPLES))
 
 
 def test_the_signal_finds_wrong_labels_but_no_more_than_the_loss(tmp_path):

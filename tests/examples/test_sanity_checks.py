@@ -1,8 +1,6 @@
 """The sanity checks in their quick mode: what held, and what order 0 is blind to by construction."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,18 +10,6 @@ from run_script import run_python
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "11_sanity_checks.py"
 ORDER0 = [f"order 0, {where}" for where in ("early", "middle", "late", "pool's input", "combined")]
-
-
-@pytest.fixture(scope="module")
-def example():
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        spec = importlib.util.spec_from_file_location("sanity_checks", SCRIPT)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(EXAMPLES))
 
 
 def tables(text):

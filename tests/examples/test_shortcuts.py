@@ -1,0 +1,143 @@
+"""Planted shortcuts: where they are, what counts as a patch that shows one, and that patches and atlas show them."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from run_script import run_python
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "13_how_soon_a_shortcut_shows.py"
+
+
+@pytest.fixture
+def shortcuts(example):
+    import shortcuts
+
+    return shortcuts
+
+
+def test_marks_are_where_the_boxes_say_and_on_stars_only(shortcuts):
+    for shortcut in ("corner", "anywhere"):
+        plain, marked = (shortcuts.drawn_shapes(60, 3, which) for which in (None, shortcut))
+        changed = (plain.images != marked.images).any(1)
+        stars = marked.labels == marked.classes.index("star")
+        assert torch.equal(changed.flatten(1).any(1), stars)
+        assert torch.equal(marked.boxes.isnan().any(1), ~stars)
+        for number in stars.nonzero()[:, 0].tolist():
+            left, top, right, bottom = marked.boxes[number].int().tolist()
+            mask = torch.zeros(64, 64, dtype=torch.bool)
+            mask[top:bottom, left:right] = True
+            assert not changed[number][~mask].any()
+            assert changed[number][mask].all()
+    corners = shortcuts.drawn_shapes(60, 3, "corner").boxes
+    assert len(corners[~corners.isnan().any(1)].unique(dim=0)) == 1
+
+
+def test_a_tint_is_on_the_background_only(shortcuts):
+    plain, tinted = (shortcuts.drawn_shapes(60, 3, which) for which in (None, "tint"))
+    stars = plain.labels == plain.classes.index("star")
+    change = (tinted.images - plain.images).abs().amax(1)
+    assert change[~stars].max() == 0
+    assert change[stars][plain.masks[stars] == 1].max() == 0
+    assert change[stars][plain.masks[stars] == 0].mean() > 0.2
+
+
+def crop_at(data, number, top, left, side=20):
+    from normgrad_lightning.views.patches import Box, fingerprints
+
+    return SimpleNamespace(image=fingerprints(data.images)[number], box=Box((top, left), (side, side)))
+
+
+def test_a_patch_shows_a_mark_if_half_of_it_is_inside(shortcuts):
+    data = shortcuts.drawn_shapes(60, 3, "anywhere")
+    number = int((~data.boxes.isnan().any(1)).nonzero()[0])
+    left, top = data.boxes[number, :2].int().tolist()
+    hits = shortcuts.Hits(data, "anywhere")
+    assert hits.share([crop_at(data, number, top - 3, left - 3)]) == 1
+    assert hits.share([crop_at(data, number, top + 3, left - 3)]) == 1  # just half of it
+    assert hits.share([crop_at(data, number, top + 4, left - 3)]) == 0
+    assert hits.share([crop_at(data, number, top, left), crop_at(data, number, top + 6, left)]) == 0.5
+    assert np.isnan(hits.share([]))
+
+
+def test_a_patch_shows_the_background_if_hardly_any_object_is_inside(shortcuts):
+    data = shortcuts.drawn_shapes(60, 3, "tint")
+    masks = data.masks.unfold(1, 20, 1).unfold(2, 20, 1).mean((3, 4))[0]
+    hits = shortcuts.Hits(data, "tint")
+    for place in (masks.argmin(), masks.argmax()):
+        top, left = divmod(int(place), masks.shape[1])
+        assert hits.share([crop_at(data, 0, top, left)]) == float(masks[top, left] < 0.1)
+    assert masks.min() < 0.1 < masks.max()
+
+
+def folder_of_pictures(root):
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name, count in (("cat", 20), ("dog", 20)):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 255, (5, 4, 3), dtype=np.uint8)
+                Image.fromarray(pixels).resize((80, 100)).save(root / split / name / f"{number}.png")
+    return root
+
+
+def test_stickers_are_drawn_on_photographs_of_ones_own(shortcuts, tmp_path):
+    root = folder_of_pictures(tmp_path)
+    plain, marked = (shortcuts.photographs(root, "train", 96, stickers=which) for which in (False, True))
+    assert list(plain.classes) == ["cat", "dog"]
+    assert plain.images.shape == (40, 3, 96, 96)
+    for number in range(40):
+        left, top, right, bottom = marked.boxes[number].tolist()
+        changed = (plain.images[number] != marked.images[number]).any(0).nonzero()
+        assert changed[:, 0].min() >= top - 5  # resampled
+        assert changed[:, 0].max() <= bottom + 5
+        assert changed[:, 1].min() >= left - 5
+        assert changed[:, 1].max() <= right + 5
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match="expected a folder of pictures for each class"):
+        shortcuts.photographs(tmp_path / "empty", "train", 96, stickers=True)
+
+
+def test_patches_show_a_mark_and_without_it_they_do_not(tmp_path):
+    """One seed of the study, short: the mark in a corner. Chance is what the run without it shows."""
+    done = run_python(tmp_path, SCRIPT, "--quick", "--only", "corner", "--seeds", "1")
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| shapes")]
+    assert [row[1] for row in rows] == ["combined", "last"]
+    last = rows[1]
+    assert float(last[4]) >= 0.5  # of the patches at the end
+    assert float(last[5]) <= 0.25  # chance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shortcut", ["corner", "anywhere", "tint"])
+def test_the_example_finds_each_shortcut(shortcut, tmp_path):
+    done = run_python(tmp_path, EXAMPLES / "08_find_the_shortcut.py", "--shortcut", shortcut, "--out", "out")
+    runs = done.stdout.split("Trained ")[1:]
+    shares = [[float(share) for share in re.findall(r"last layer ([\d.]+)", run)] for run in runs]
+    assert max(shares[0][1:]) >= 0.5  # with the shortcut
+    assert max(shares[1][1:]) < 0.5  # without it
+    with Image.open(tmp_path / "out" / "sheet.jpg") as sheet:
+        assert sheet.width > 800
+
+
+@pytest.mark.slow
+def test_the_example_takes_photographs(tmp_path):
+    folder_of_pictures(tmp_path / "data")
+    done = run_python(
+        tmp_path, EXAMPLES / "08_find_the_shortcut.py", "--data", tmp_path / "data", "--epochs", "2", "--out", "out"
+    )
+    assert done.stdout.count("Share of the patches of cat, dog that show the mark") == 2
+
+
+@pytest.mark.slow
+def test_all_studies_run_with_one_command(tmp_path):
+    done = run_python(tmp_path, EXAMPLES / "evidence.py", "--quick", "--out", "out")
+    names = re.findall(r"^(\w+): ", done.stdout, flags=re.MULTILINE)
+    assert names == ["paper_figures", "shapes_with_masks", "sanity_checks", "label_noise", "shortcuts"]
+    for name in names[1:]:
+        assert (tmp_path / "out" / f"{name}.md").read_text().count("|") > 20, name
