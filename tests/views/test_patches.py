@@ -13,6 +13,7 @@ from normgrad_lightning.views import table
 from normgrad_lightning.views.coarse import coarse
 from normgrad_lightning.views.look import Look
 from normgrad_lightning.views.patches import PER_CLASS, Box, Patches, box_around, fingerprints, peaks
+from normgrad_lightning.views.patches import _Images as Images
 from normgrad_lightning.views.resampling import smoothed
 from normgrad_lightning.views.statistics import sameness
 
@@ -130,7 +131,7 @@ def test_a_page_has_a_row_for_each_class_with_its_numbers(monkeypatch):
     alike = {label: sameness(np.stack([crop.small for crop in of])) for label, of in crops.items()}
     chance = {label: sameness(np.stack([crop.elsewhere for crop in of])) for label, of in crops.items()}
     for label, name in enumerate(("cat", "dog")):
-        assert f"{name}: 6 of 6 images, alike {alike[label]:.2f} (chance {chance[label]:.2f})" in words
+        assert f"{name}: 6 of 6 images, sameness {alike[label]:.2f} (chance {chance[label]:.2f})" in words
         assert page.scalars[f"normgrad/sameness/{name}"] == pytest.approx(alike[label])
     assert view.shown["combined"]["cat"] == crops[0]
 
@@ -223,3 +224,26 @@ def test_nothing_of_the_batch_is_kept():
     del batch
     assert [ref() for ref in gone] == [None, None]
     assert view.crops("combined", 0)
+
+
+def test_images_with_values_that_are_not_finite_are_known_again_and_drawn():
+    images = torch.rand(3, 3, 32, 32)
+    plain = Images(images, Look()).part(1, Box((8, 8), (16, 16)))
+    images[0, 0, 0, 0], images[1, 0, 0, 0], images[2, :, 0, 0] = float("nan"), float("inf"), float("-inf")
+    numbers = fingerprints(images)
+    assert numbers == fingerprints(images)
+    assert len(set(numbers)) == 3
+    seen = Images(images, Look()).part(1, Box((8, 8), (16, 16)))
+    assert abs(seen.astype(int) - plain).max() <= 2
+
+
+def test_classes_of_one_name_have_a_row_each_in_code():
+    view = collected(whole_batch(classes=["dog", "dog"]))
+    view.page([0, 1], LOOK)
+    assert set(view.shown["combined"]) == {"dog 0", "dog 1"}
+
+
+def test_a_long_name_does_not_hide_the_numbers(monkeypatch):
+    _, words = written(monkeypatch, collected(whole_batch(classes=["x" * 500, "a\nb"])))
+    assert any(text.startswith("x" * 19 + "…: 2 of 2 images") for text in words)
+    assert any(text.startswith("a b: 2 of 2 images") for text in words)
