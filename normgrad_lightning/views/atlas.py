@@ -93,6 +93,7 @@ class Atlas:
         origin: Origin,
     ) -> Pixels:
         first, alone = self._first.get(name, {}), len(lift_of) < 2
+        names = origin.captions(spots)
         of = "all layers combined" if name == COMBINED else name.partition("_")[2]
         title = [
             f"Where each class is learned ({of}):",
@@ -101,7 +102,7 @@ class Atlas:
         if len(spots) < len(means):
             title.append(f"{len(spots)} of {len(means)} classes: those with the most signal")
         captions = [
-            origin.name(label) + ("" if alone else f": hot spot {spot:.1f}{_before(first.get(label))}")
+            names[label] + ("" if alone else f": hot spot {spot:.1f}{_before(first.get(label))}")
             for label, spot in spots.items()
         ]
         height, width = _tile_size(self._aspect)
@@ -135,7 +136,7 @@ def _before(first: float | None) -> str:
 
 def _aspect(batch: Coarse) -> float:
     """Width of the images by their height; of a signal, that of a strip."""
-    size = next(iter(batch.focus.values())).shape[1:] if batch.images is None else batch.images.shape[2:]
+    size = next(iter(batch.layers.values())).shape[1:] if batch.images is None else batch.images.shape[2:]
     return 4.0 if len(size) == 1 else size[-1] / size[-2]
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +31,11 @@ ALL, UNLABELLED = -1, -2
 
 _CELLS = {1: 256, 2: 28 * 28, 3: 14 * 14 * 14}
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+_LONGEST = 64  # letters of a class in a tag
+_CAPTION = 20  # the same in a caption
+_ROUNDING = 1e-3  # of masks that were resized
+
+Guard = Callable[[str], AbstractContextManager[Any]]
 
 
 class Origin(NamedTuple):
@@ -46,20 +53,54 @@ class Origin(NamedTuple):
 
     def name(self, label: int) -> str:
         """What a class is called."""
-        return {ALL: "all", UNLABELLED: "unlabelled"}.get(label) or class_name(label, self.classes)
+        return {ALL: "all", UNLABELLED: "unlabelled"}.get(label) or class_name(label, self.classes) or str(label)
+
+    def names(self, labels: Iterable[int]) -> dict[int, str]:
+        """What classes are called; those of one name are told apart by their number."""
+        return _told_apart({label: self.name(label) for label in labels}, " ")
+
+    def captions(self, labels: Iterable[int]) -> dict[int, str]:
+        """The same on one short line: what stands behind it must be seen, too."""
+        return _told_apart({label: _line(self.name(label)) or str(label) for label in labels}, " ")
 
     def picture_tag(self, view: str, name: str) -> str:
         """The tag of a view of one map. By its number, TensorBoard puts the combined one before those of layers."""
         return f"{self.group}/{view}/{'0_' * (name == COMBINED)}{name}"
 
     def tags(self, of: str, labels: Iterable[int]) -> dict[int, str]:
-        """The tag of a number of each class; classes of one name are told apart by their number."""
-        names = {label: re.sub(r"[^\w.-]+", "_", self.name(label)).strip("_.") or str(label) for label in labels}
-        times = Counter(names.values())
-        return {
-            label: f"{self.group}/{of}/{name if times[name] == 1 else f'{name}_{label}'}"
-            for label, name in names.items()
-        }
+        """The tag of a number of each class; classes of one name are told apart by their number.
+
+        All classes count, shown or not: a class keeps its tag from event to event.
+        """
+        wanted = list(labels)
+        legal = {label: name or str(label) for label, name in enumerate(_legal_names(tuple(self.classes or ())))}
+        others = {label: _legal(self.name(label)) for label in wanted if label not in legal}
+        names = _told_apart({**legal, **others}, "_")
+        return {label: f"{self.group}/{of}/{names[label]}" for label in wanted}
+
+
+@lru_cache(maxsize=8)
+def _legal_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_legal, names))
+
+
+def _legal(name: str) -> str:
+    """A name with nothing in it that a tag must not have."""
+    return re.sub(r"[^\w.-]+", "_", name[:_LONGEST]).strip("_.")
+
+
+def _line(name: str) -> str:
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
+    return line if len(line) <= _CAPTION else f"{line[: _CAPTION - 1]}…"
+
+
+def _told_apart(names: Mapping[int, str], link: str) -> dict[int, str]:
+    """The names with their number behind those that are there twice, also after that."""
+    found = dict(names)
+    for _ in range(3):
+        times = Counter(found.values())
+        found = {label: name if times[name] == 1 else f"{name}{link}{label}" for label, name in found.items()}
+    return found
 
 
 @dataclass(frozen=True)
@@ -87,12 +128,17 @@ class Coarse:
     masks: Mapping[str, Floats]
 
 
-def coarse(batch: MapSet, wanted: Sequence[str] = (COMBINED, LAST)) -> Coarse | None:
+def _unguarded(doing: str) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def coarse(batch: MapSet, wanted: Sequence[str] = (COMBINED, LAST), guard: Guard = _unguarded) -> Coarse | None:
     """The maps of a batch on coarse grids; None if there are none, or one has a value that is not finite.
 
     Args:
         batch: order-0 maps of all images of a batch.
         wanted: what patches and atlas are made of: `"combined"`, `"last"`, or names or globs of layers.
+        guard: takes what is wrong with one of these or with the masks; the rest goes on.
 
     Raises:
         ValueError: a name that matches no layer, or masks that do not fit the images.
@@ -106,15 +152,19 @@ def coarse(batch: MapSet, wanted: Sequence[str] = (COMBINED, LAST)) -> Coarse | 
     grid = max((m.shape[1:] for m in pooled.values()), key=math.prod)
     tags = numbered_tags("", batch.layers)
     images = batch.images_of[names[0]]
+    masks: dict[str, Floats] = {}
+    with guard("reading masks"):
+        grids = {**{tags[name][1:]: m.shape[1:] for name, m in pooled.items()}, COMBINED: grid}
+        masks = _masks(batch.masks, count, grids)
     return Coarse(
         Origin(batch.step, batch.group, batch.classes),
         {tags[name][1:]: m.numpy() for name, m in pooled.items()},
         {tags[name][1:]: float(batch.maps[name].sum(dtype=torch.float64)) for name in pooled},
-        {tags.get(name, f"/{name}")[1:]: m.numpy() for name, m in _focus(pooled, grid, wanted).items()},
+        {tags.get(name, f"/{name}")[1:]: m.numpy() for name, m in _focus(pooled, grid, wanted, guard).items()},
         _labels(batch.labels, count),
         list(batch.shares or [1 / count] * count)[:count],
         None if images is None else images[:count],
-        _masks(batch.masks, count, {**{tags[name][1:]: m.shape[1:] for name, m in pooled.items()}, COMBINED: grid}),
+        masks,
     )
 
 
@@ -126,21 +176,27 @@ def _pooled(maps: Tensor) -> Tensor:
     return maps if zoom == 1.0 else F.interpolate(maps[:, None], grid, mode="area")[:, 0]
 
 
-def _focus(maps: Mapping[str, Tensor], grid: Sequence[int], wanted: Sequence[str]) -> dict[str, Tensor]:
+def _focus(maps: Mapping[str, Tensor], grid: Sequence[int], wanted: Sequence[str], guard: Guard) -> dict[str, Tensor]:
     """The combined map and those of single layers, on one grid."""
     found: dict[str, Tensor] = {}
     for name in wanted:
-        if name == COMBINED:
-            found[COMBINED] = combine(maps, list(grid))
-            continue
-        layers = [list(maps)[-1]] if name == LAST else [layer for layer in maps if fnmatchcase(layer, name)]
-        if not layers:
-            raise ValueError(
-                f"`patch_layers`: expected {COMBINED!r}, {LAST!r}, or layers that have maps, but got {name!r}. "
-                f"Those with maps are {', '.join(maps)}."
-            )
-        found |= {layer: _resized(maps[layer], grid) for layer in layers}
+        with guard("choosing layers for patches and atlas"):
+            if name == COMBINED:
+                found[COMBINED] = combine(maps, list(grid))
+            else:
+                found |= {layer: _resized(maps[layer], grid) for layer in _matching(maps, name)}
     return found
+
+
+def _matching(maps: Mapping[str, Tensor], name: str) -> list[str]:
+    """The layers that a name or glob of `patch_layers` means."""
+    layers = [list(maps)[-1]] if name == LAST else [layer for layer in maps if fnmatchcase(layer, name)]
+    if not layers:
+        raise ValueError(
+            f"`patch_layers`: expected {COMBINED!r}, {LAST!r}, or layers that have maps, but got {name!r}. "
+            f"Those with maps are {', '.join(maps)}."
+        )
+    return layers
 
 
 def _resized(maps: Tensor, grid: Sequence[int]) -> Tensor:
@@ -166,7 +222,14 @@ def _masks(masks: Tensor | None, count: int, grids: Mapping[str, Sequence[int]])
             f"shape {tuple(masks.shape)}. Return one of shape (N, height, width), 1 where the object is, else 0."
         )
     values = masks.detach().double()[:, None]
-    return {name: F.interpolate(values, list(grid), mode="area")[:, 0].cpu().numpy() for name, grid in grids.items()}
+    found = {name: F.interpolate(values, list(grid), mode="area")[:, 0].cpu().numpy() for name, grid in grids.items()}
+    if not all(bool(((m > -_ROUNDING) & (m < 1 + _ROUNDING)).all()) for m in found.values()):
+        low, high = (float(value) for value in values.aminmax())
+        raise ValueError(
+            f"`normgrad_masks`: expected values from 0 to 1, 1 where the object is, but got some from {low:g} to "
+            f"{high:g}. If it has numbers of classes or of colours, compare them: `masks == number`."
+        )
+    return found
 
 
 def per_map_mean(maps: Floats) -> Floats:

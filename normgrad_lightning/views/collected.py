@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from normgrad_lightning.kinds import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.views.atlas import Atlas
 from normgrad_lightning.views.class_signal import ClassSignal
-from normgrad_lightning.views.coarse import Coarse, coarse
+from normgrad_lightning.views.coarse import Coarse, Guard, coarse
 from normgrad_lightning.views.curves import Curves, Drift
 from normgrad_lightning.views.look import Draw, Look
 from normgrad_lightning.views.patches import Patches
-
-Guard = Callable[[str], AbstractContextManager[Any]]
 
 
 class CollectedView(Protocol):
@@ -46,7 +43,7 @@ class Collected:
 
     def add(self, batch: MapSet, look: Look, draw: Draw, guard: Guard) -> None:
         """Let the views that are on take what they need of a batch."""
-        found = coarse(batch, draw.patch_layers)
+        found = coarse(batch, draw.patch_layers, guard)
         if found is None:
             return
         self._signal.add(found)

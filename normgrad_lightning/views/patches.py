@@ -6,6 +6,7 @@ with the largest ratio are shown, each once. A rim of half a crop is left out: p
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,8 @@ class Patches:
         pictures, scalars, self.shown = [], {}, {}
         for name in self._crops:
             rows = {label: self.crops(name, label) for label in shown if self.crops(name, label)}
-            self.shown[name] = {origin.name(label): crops for label, crops in rows.items()}
+            names = origin.names(rows)
+            self.shown[name] = {names[label]: crops for label, crops in rows.items()}
             alike = {label: sameness(np.stack([crop.small for crop in crops])) for label, crops in rows.items()}
             if rows:
                 pixels = self._drawn(name, rows, alike, origin)
@@ -150,9 +152,9 @@ class Patches:
         self, name: str, rows: Mapping[int, Sequence[Crop]], alike: Mapping[int, float], origin: Origin
     ) -> Pixels:
         shapes = [crop.pixels.shape for crops in rows.values() for crop in crops]
-        first = self._first.get(name, {})
+        first, names = self._first.get(name, {}), origin.captions(rows)
         captions = [
-            f"{origin.name(label)}: {len(crops)} of {self._seen[label]} images"
+            f"{names[label]}: {len(crops)} of {self._seen[label]} images"
             + _words(alike[label], sameness(np.stack([crop.elsewhere for crop in crops])), first.get(label))
             for label, crops in rows.items()
         ]
@@ -234,8 +236,13 @@ class _Images:
 
     @cached_property
     def _ranges(self) -> list[list[float]]:
-        """The least and the largest value of each image."""
-        low, high = self._images.flatten(1).aminmax(dim=1)
+        """The least and the largest value of each image, of those that are finite."""
+        values = self._images.flatten(1)
+        low, high = values.aminmax(dim=1)
+        if not bool((low.isfinite() & high.isfinite()).all()):
+            good = values.isfinite()
+            low = values.where(good, math.inf).amin(dim=1).nan_to_num(posinf=0.0)
+            high = values.where(good, -math.inf).amax(dim=1).nan_to_num(neginf=0.0)
         return [low.tolist(), high.tolist()]
 
     def part(self, number: int, box: Box) -> Pixels:
@@ -250,7 +257,10 @@ class _Images:
 
 def fingerprints(images: Tensor) -> list[float]:
     """A number for each image `(N, C, *S)`, by which the same image is known again: the sum of every third value."""
-    sums: list[float] = images.flatten(1)[:, ::3].sum(1, dtype=torch.float64).tolist()
+    values = images.flatten(1)[:, ::3]
+    sums: list[float] = values.sum(1, dtype=torch.float64).tolist()
+    if not all(map(math.isfinite, sums)):
+        sums = values.double().nan_to_num(0.0, 0.0, 0.0).sum(1).tolist()
     return sums
 
 
@@ -282,4 +292,4 @@ def _words(alike: float, chance: float, first: float | None) -> str:
     if not np.isfinite(alike):
         return ""
     before = "" if first is None else f", first {first:.2f}"
-    return f", alike {alike:.2f} (chance {chance:.2f}{before})"
+    return f", sameness {alike:.2f} (chance {chance:.2f}{before})"

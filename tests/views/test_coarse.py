@@ -1,6 +1,7 @@
 """Maps of a whole batch on coarse grids."""
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def test_a_grid_has_the_aspect_of_the_map_and_no_more_cells_than_needed(grid, se
     assert all(
         abs(a - min(1, (784 / math.prod(grid)) ** 0.5) * b) <= 1 for a, b in zip(found.shape[1:], grid, strict=True)
     )
-    if max(zoom) == 1:
+    if min(zoom) == 1:
         np.testing.assert_array_equal(found, m.double())
 
 
@@ -114,6 +115,47 @@ def test_tags_of_classes_are_legal_and_differ():
         9: "normgrad/x/9",
     }
     assert [origin.name(label) for label in (ALL, UNLABELLED, 3)] == ["all", "unlabelled", "ok"]
+
+
+def test_no_two_classes_share_a_tag_and_none_changes_with_what_is_shown():
+    origin = Origin(0, "normgrad", ["a", "a", "a_0", "a_1", "", "4"])
+    tags = origin.tags("x", range(8))
+    assert len(set(tags.values())) == 8
+    for label, tag in tags.items():
+        assert origin.tags("x", [label]) == {label: tag}
+    (long,) = Origin(0, "normgrad", ["x" * 5000]).tags("x", [0]).values()
+    assert len(long) < 100
+
+
+def test_names_are_told_apart_and_captions_are_one_short_line():
+    origin = Origin(0, "normgrad", ["a", "a", "", "b\n\x00c", "x" * 5000])
+    assert list(origin.names([0, 1, 2]).values()) == ["a 0", "a 1", "2"]
+    assert list(origin.captions([0, 2, 3]).values()) == ["a", "2", "b c"]
+    assert origin.captions([4])[4] == "x" * 19 + "…"
+
+
+def test_what_is_wrong_with_masks_or_a_name_leaves_the_rest():
+    told = []
+
+    @contextmanager
+    def guard(doing):
+        try:
+            yield
+        except ValueError as error:
+            told.append(f"{doing}: {error}")
+
+    found = coarse(whole_batch(masks=torch.zeros(3, 9)), ["net.layer9", "combined"], guard)
+    assert list(found.focus) == ["combined"]
+    assert found.masks == {}
+    assert [sentence.split("`")[1] for sentence in told] == ["normgrad_masks", "patch_layers"]
+
+
+@pytest.mark.parametrize(("value", "words"), [(255, "from 0 to 255"), (-1, "from -1 to 0"), (math.nan, "nan")])
+def test_masks_that_are_not_from_0_to_1_are_refused(value, words):
+    masks = torch.zeros(4, 32, 32)
+    masks[:, :16] = value
+    with pytest.raises(ValueError, match=rf"`normgrad_masks`: expected values from 0 to 1.*{words}"):
+        coarse(whole_batch(masks=masks))
 
 
 def test_each_map_by_its_own_mean():
