@@ -11,9 +11,10 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from normgrad_lightning.page import Page, Picture
-from normgrad_lightning.views.coarse import COMBINED, Coarse, Origin, per_map_mean
+from normgrad_lightning.views.coarse import COMBINED, Coarse, Origin, per_map_mean, resized
 from normgrad_lightning.views.colours import SIGNED_COLORMAP, colours_of
 from normgrad_lightning.views.drawing import Pixels, jpeg, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
@@ -44,10 +45,9 @@ class Atlas:
     def add(self, batch: Coarse, look: Look, signal: Mapping[int, float]) -> None:
         """Add the maps of a batch."""
         labels = np.asarray(batch.labels)
+        self._fit_to(next(iter(batch.focus.values())).shape[1:] if batch.focus else None)
         for name, maps in batch.focus.items():
             sums, even = self._sums.setdefault(name, {}), per_map_mean(maps)
-            if any(total.shape != maps.shape[1:] for total in sums.values()):
-                sums.clear()  # images of another size
             for label in np.unique(labels).tolist():
                 total = even[labels == label].sum(axis=0).astype(np.float32)
                 sums[label] = sums[label] + total if label in sums else total
@@ -56,6 +56,19 @@ class Atlas:
         self._counts = {label: count for label, count in self._counts.items() if label in signal}
         self._sums = {name: _of(sums, self._counts) for name, sums in self._sums.items()}
         self._origin, self._aspect = batch.origin, _aspect(batch)
+
+    def _fit_to(self, grid: tuple[int, ...] | None) -> None:
+        """Bring what is there to the grid of images of another size; with other axes, begin anew."""
+        before = next((total.shape for sums in self._sums.values() for total in sums.values()), grid)
+        if grid is None or before is None or before == grid:
+            return
+        if len(before) != len(grid):
+            self._sums, self._counts = {}, {}
+        self._sums = {
+            name: dict(zip(sums, _on_grid(np.stack(list(sums.values())), grid), strict=True))
+            for name, sums in self._sums.items()
+            if sums
+        }
 
     def lifts(self, name: str) -> tuple[dict[int, Floats], dict[int, Floats]]:
         """The mean map of each class, and its lift over the other classes."""
@@ -124,6 +137,11 @@ class Atlas:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
         self._first = {name: dict(of) for name, of in state.get("first_hot_spots", {}).items()}
+
+
+def _on_grid(maps: Floats, grid: Sequence[int]) -> Floats:
+    """Maps `(N, *S)` on another grid, interpolated."""
+    return resized(torch.from_numpy(maps), grid).numpy()
 
 
 def _of(sums: Mapping[int, Floats], labels: Container[int]) -> dict[int, Floats]:

@@ -184,7 +184,7 @@ def _focus(maps: Mapping[str, Tensor], grid: Sequence[int], wanted: Sequence[str
             if name == COMBINED:
                 found[COMBINED] = combine(maps, list(grid))
             else:
-                found |= {layer: _resized(maps[layer], grid) for layer in _matching(maps, name)}
+                found |= {layer: resized(maps[layer], grid) for layer in _matching(maps, name)}
     return found
 
 
@@ -199,7 +199,8 @@ def _matching(maps: Mapping[str, Tensor], name: str) -> list[str]:
     return layers
 
 
-def _resized(maps: Tensor, grid: Sequence[int]) -> Tensor:
+def resized(maps: Tensor, grid: Sequence[int]) -> Tensor:
+    """Maps `(N, *S)` on another grid, interpolated."""
     mode = _LINEAR[len(grid)]
     return F.interpolate(maps[:, None], list(grid), mode=mode, align_corners=False)[:, 0]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from whole_batches import LOOK, spot, whole_batch
+from whole_batches import LOOK, PLACES, spot, whole_batch
 
 from normgrad_lightning.kinds import KINDS, MapSet
 from normgrad_lightning.views import table
@@ -170,3 +170,27 @@ def test_a_resumed_run_compares_with_the_first_event():
     resumed.load_state_dict(view.state_dict())
     assert resumed._first == view._first
     Atlas().load_state_dict({})  # of an older version
+
+
+@pytest.mark.parametrize("other", [(16, 24), (32, 48)])
+def test_images_of_another_size_count_as_before(other):
+    view = Atlas()
+    for number in range(6):
+        grids = ((32, 32),) if number % 2 else (other,)
+        view.add(coarse(whole_batch(grids=grids, size=grids[0], places=PLACES[:2])), LOOK, {0: 1.0, 1: 1.0})
+    means, lift_of = view.lifts("combined")
+    for label, place in enumerate(PLACES[:2]):
+        assert means[label].mean() == pytest.approx(1.0, abs=0.05)
+        at = np.unravel_index(means[label].argmax(), means[label].shape)
+        assert (np.array(at) + 0.5) / means[label].shape == pytest.approx(place, abs=0.06)
+    assert lift_of[1].max() > 1.5
+
+
+def test_images_with_other_axes_begin_anew():
+    view = Atlas()
+    view.add(coarse(whole_batch()), LOOK, {0: 1.0, 1: 1.0})
+    signals = whole_batch(grids=((64,),), size=(64,), places=[(0.5,), (0.2,)])
+    view.add(coarse(signals), LOOK, {0: 1.0, 1: 1.0})
+    means, _ = view.lifts("combined")
+    assert means[0].shape == (64,)
+    assert means[0].mean() == pytest.approx(1.0, abs=0.05)
