@@ -2,6 +2,7 @@
 
 import gc
 import math
+import random
 
 import numpy as np
 import pytest
@@ -171,6 +172,16 @@ def test_with_masks_there_is_the_share_on_the_object(tmp_path, readings):
     assert {f"normgrad/share_on_object/{of}" for of in (*NUMBERED, "combined")} <= set(values)
     seen = {label for read in readings for label in read.labels}
     assert {tag.split("/")[2] for tag in values if "by_class" in tag} == {str(label) for label in seen}
+
+
+def test_random_masks_leave_the_random_numbers_of_training_alone(tmp_path):
+    draws = {
+        "normgrad_masks": lambda self, batch: torch.rand(len(batch[0]), 16, 16) * np.random.rand() * random.random()
+    }
+    plain = train(Lit, tmp_path / "plain")
+    run = train(type("Made", (Lit,), draws), tmp_path, collecting())
+    assert_same(plain, run)
+    assert "normgrad/share_on_object/combined" in logged(run)
 
 
 WRONG_MASKS = {
