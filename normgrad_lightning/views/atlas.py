@@ -30,6 +30,8 @@ LARGEST_LIFT = 8.0
 """The scale of lifts goes from an eighth to this."""
 
 _TILE = 96
+_NARROWEST = 2 / 3  # of a tile, width by height: the numbers above it need room
+_LONGEST = 12  # letters of a class
 
 
 class Atlas:
@@ -106,7 +108,7 @@ class Atlas:
         origin: Origin,
     ) -> Pixels:
         first, alone = self._first.get(name, {}), len(lift_of) < 2
-        names = origin.captions(spots)
+        names = origin.captions(spots, _LONGEST)
         of = "all layers combined" if name == COMBINED else name.partition("_")[2]
         title = [
             f"Where each class is learned ({of}):",
@@ -159,7 +161,7 @@ def _aspect(batch: Coarse) -> float:
 
 
 def _tile_size(aspect: float) -> tuple[int, int]:
-    aspect = min(max(aspect, 0.25), 4.0)
+    aspect = min(max(aspect, _NARROWEST), 4.0)
     return max(1, round(_TILE / max(aspect, 1.0))), max(1, round(_TILE * min(aspect, 1.0)))
 
 

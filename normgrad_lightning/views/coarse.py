@@ -59,9 +59,9 @@ class Origin(NamedTuple):
         """What classes are called; those of one name are told apart by their number."""
         return _told_apart({label: self.name(label) for label in labels}, " ")
 
-    def captions(self, labels: Iterable[int]) -> dict[int, str]:
+    def captions(self, labels: Iterable[int], longest: int = _CAPTION) -> dict[int, str]:
         """The same on one short line: what stands behind it must be seen, too."""
-        return _told_apart({label: _line(self.name(label)) or str(label) for label in labels}, " ")
+        return _told_apart({label: _line(self.name(label), longest) or str(label) for label in labels}, " ")
 
     def picture_tag(self, view: str, name: str) -> str:
         """The tag of a view of one map. By its number, TensorBoard puts the combined one before those of layers."""
@@ -89,9 +89,9 @@ def _legal(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name[:_LONGEST]).strip("_.")
 
 
-def _line(name: str) -> str:
+def _line(name: str, longest: int) -> str:
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
-    return line if len(line) <= _CAPTION else f"{line[: _CAPTION - 1]}…"
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def _told_apart(names: Mapping[int, str], link: str) -> dict[int, str]:

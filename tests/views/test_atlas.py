@@ -1,6 +1,7 @@
 """Atlas: mean maps of classes, their lift, and that a fixed mark is a hot spot in one tile."""
 
 import io
+import re
 import tracemalloc
 
 import numpy as np
@@ -194,3 +195,20 @@ def test_images_with_other_axes_begin_anew():
     means, _ = view.lifts("combined")
     assert means[0].shape == (64,)
     assert means[0].mean() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (400, 5)])
+def test_long_names_and_tall_images_do_not_hide_the_numbers(size, monkeypatch):
+    words, original = [], table.write
+    monkeypatch.setattr(
+        table, "write", lambda picture, text, *rest: (words.append(text), original(picture, text, *rest))
+    )
+    names = ["x" * 500, "dog"] if size == (32, 32) else ["cat", "dog"]
+    view = collected(whole_batch(size=size, grids=(size,), classes=names))
+    view.page([0, 1], LOOK)
+    view.add(coarse(whole_batch(size=size, grids=(size,), classes=names)), LOOK, SIGNAL)
+    words.clear()
+    view.page([0, 1], LOOK)
+    captions = {text for text in words if text.startswith(("xxx", "cat", "dog"))}
+    assert len(captions) == 2
+    assert all(re.search(r": hot spot \d\.\d, first \d\.\d$", text) for text in captions), captions
