@@ -25,7 +25,7 @@ from torch import nn
 GAP = 16
 PICTURES = {
     "what each class is learned from, all layers combined": "2_patches/0_combined",
-    "what each class is learned from, last layer": "2_patches/0*",
+    "what each class is learned from, last layer": "2_patches/[0-9][0-9]_*",
     "where each class is learned": "3_atlas/0_combined",
 }
 
