@@ -25,7 +25,7 @@ from shortcut_training import Entry, train
 from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, photographs, without
 from torch import nn
 
-from normgrad_lightning.views.coarse import COMBINED
+from normgrad_lightning.views.origin import COMBINED
 
 DAMAGE = 0.2
 """Validation shows the damage if accuracy without the shortcut is this much lower than with it."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from normgrad_lightning.passes.order1 import order1_maps as order1_maps
     from normgrad_lightning.recording.recorder import NormGrad as NormGrad
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "NormGrad": "recording.recorder",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from normgrad_lightning.events.own_methods import asked
 from normgrad_lightning.recording.nested import parts
 
 if TYPE_CHECKING:
@@ -34,10 +35,9 @@ def labels_of(module: LightningModule, batch: Any) -> list[int] | None:
     Raises:
         ValueError: what `normgrad_labels` returns are no labels.
     """
-    own = getattr(module, METHOD, None)
-    if own is None:
+    if not hasattr(module, METHOD):
         return found_labels(batch)
-    given = own(batch)
+    given = asked(module, METHOD, batch)
     if given is None:
         return None
     labels = _as_labels(given)

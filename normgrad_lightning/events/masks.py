@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from normgrad_lightning.passes.sandbox import _preserved_rng
+from normgrad_lightning.events.own_methods import asked
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -22,8 +21,7 @@ def masks_of(module: LightningModule, batch: Any) -> Tensor | None:
     Raises:
         ValueError: it returns something else.
     """
-    own = getattr(module, METHOD, None)
-    masks = None if own is None else _without_a_trace(own, batch, module)
+    masks = asked(module, METHOD, batch)
     if masks is None or (isinstance(masks, Tensor) and _can_be_masks(masks)):
         return masks
     came = _described(masks) if isinstance(masks, Tensor) else repr(type(masks).__name__)
@@ -31,13 +29,6 @@ def masks_of(module: LightningModule, batch: Any) -> Tensor | None:
         f"`{METHOD}`: expected a tensor (N, height, width), 1 where the object is, else 0, or None, but got {came}. "
         "Return a mask for each image of the batch."
     )
-
-
-def _without_a_trace(own: Callable[[Any], Any], batch: Any, module: LightningModule) -> Any:
-    """Call the user's method without a graph, and let training draw the random numbers that it would have drawn."""
-    gpus = [module.device.index or 0] if module.device.type == "cuda" else []
-    with torch.no_grad(), _preserved_rng(gpus):
-        return own(batch)
 
 
 def _can_be_masks(masks: Tensor) -> bool:

@@ -82,7 +82,7 @@ class Sandbox:
                 _modes_kept(self._state.modules, leaves_in_eval=not self._training),
                 _grads_aside(self._state.leaves),
                 _hooks_kept(self._state.modules),
-                _preserved_rng(self._gpus),
+                preserved_rng(self._gpus),
                 _eager(),
                 _no_attention_fast_path(),
                 _no_autocast_cache(),
@@ -179,7 +179,7 @@ def _hooks_kept(modules: list[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def _preserved_rng(gpus: list[int]) -> Iterator[None]:
+def preserved_rng(gpus: list[int]) -> Iterator[None]:
     """Restore the random state of torch, numpy and python afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:

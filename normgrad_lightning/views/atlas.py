@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from normgrad_lightning.page import Page, Picture
-from normgrad_lightning.views.coarse import COMBINED, Coarse, Origin, per_map_mean, resized
+from normgrad_lightning.views.coarse import Coarse, per_map_mean, resized
 from normgrad_lightning.views.colours import SIGNED_COLORMAP, colours_of
 from normgrad_lightning.views.drawing import Pixels, jpeg, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
 from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.origin import COMBINED, Origin
 from normgrad_lightning.views.resampling import Floats, resized_axis, smoothed
 from normgrad_lightning.views.statistics import lifts
 from normgrad_lightning.views.table import Table

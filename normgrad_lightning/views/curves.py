@@ -9,8 +9,9 @@ import numpy as np
 
 from normgrad_lightning.kinds import MapSet, numbered_tags
 from normgrad_lightning.page import Page
-from normgrad_lightning.views.coarse import ALL, COMBINED, Coarse, Origin
+from normgrad_lightning.views.coarse import Coarse
 from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.origin import ALL, COMBINED, Origin
 from normgrad_lightning.views.statistics import border_share, concentration, share_on_object
 
 _BY_LAYER = {"concentration": concentration, "border_share": border_share}

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.class_signal import strongest
-from normgrad_lightning.views.coarse import COMBINED, Coarse, Origin
-from normgrad_lightning.views.drawing import Pixels, display_image, jpeg
+from normgrad_lightning.views.coarse import Coarse
+from normgrad_lightning.views.drawing import Pixels, as_image, display_image, jpeg
 from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.origin import COMBINED, Origin
 from normgrad_lightning.views.resampling import Floats, smoothed
 from normgrad_lightning.views.statistics import sameness
 from normgrad_lightning.views.table import Table
@@ -60,8 +61,6 @@ class Crop:
         step: at which it was read.
         box: where it is.
         pixels: as the network saw it, in its own resolution unless that is too large.
-        small: the same as a thumbnail, to compare it with others.
-        elsewhere: a thumbnail of another place of the same image, at random.
     """
 
     ratio: float
@@ -69,8 +68,13 @@ class Crop:
     step: int
     box: Box
     pixels: Pixels
-    small: Floats
-    elsewhere: Floats
+
+    @cached_property
+    def small(self) -> Floats:
+        """The same as a thumbnail, to compare it with others."""
+        size = (_THUMBNAIL, _THUMBNAIL)
+        picture = as_image(self.pixels).resize(size, Image.Resampling.BOX, reducing_gap=1.0)
+        return np.asarray(picture, np.float32)[..., :3]
 
 
 class Patches:
@@ -86,7 +90,6 @@ class Patches:
         self._seen: Counter[int] = Counter()
         self._origin: Origin | None = None
         self._first: dict[str, dict[int, float]] = {}
-        self._random = np.random.default_rng(0)
 
     def add(self, batch: Coarse, look: Look, signal: Mapping[int, float]) -> None:
         """Take the images of a batch whose strongest place stands out more than those that are kept."""
@@ -114,14 +117,10 @@ class Patches:
             if twin.ratio >= peak.ratio:
                 return
             crops.remove(twin)
-        box, at_random = box_around(peak.place, images.size), box_around(self._anywhere(images.size), images.size)
-        pixels, elsewhere = images.part(number, box), images.part(number, at_random)
-        crops.append(Crop(peak.ratio, image, step, box, pixels, _thumbnail(pixels), _thumbnail(elsewhere)))
+        box = box_around(peak.place, images.size)
+        crops.append(Crop(peak.ratio, image, step, box, images.part(number, box)))
         crops.sort(key=lambda crop: -crop.ratio)
         del crops[PER_CLASS:]
-
-    def _anywhere(self, size: Sequence[int]) -> tuple[float, ...]:
-        return tuple(self._random.uniform(size=len(size)).tolist())
 
     def crops(self, name: str, label: int) -> list[Crop]:
         """Those kept of a class, the best first."""
@@ -154,8 +153,7 @@ class Patches:
         shapes = [crop.pixels.shape for crops in rows.values() for crop in crops]
         first, names = self._first.get(name, {}), origin.captions(rows)
         captions = [
-            f"{names[label]}: {len(crops)} of {self._seen[label]} images"
-            + _words(alike[label], sameness(np.stack([crop.elsewhere for crop in crops])), first.get(label))
+            f"{names[label]}: {len(crops)} of {self._seen[label]} images{_words(alike[label], first.get(label))}"
             for label, crops in rows.items()
         ]
         of = "all layers combined" if name == COMBINED else name.partition("_")[2]
@@ -236,8 +234,8 @@ class _Images:
 
     @cached_property
     def _ranges(self) -> list[list[float]]:
-        """The least and the largest value of each image, of those that are finite."""
-        values = self._images.flatten(1)
+        """The least and the largest of every third value of each image, of those that are finite."""
+        values = self._images.flatten(1)[:, ::3]
         low, high = values.aminmax(dim=1)
         if not bool((low.isfinite() & high.isfinite()).all()):
             good = values.isfinite()
@@ -280,16 +278,9 @@ def _sized(pixels: Pixels) -> Pixels:
     return pixels.repeat(down, axis=0).repeat(zoom, axis=1)
 
 
-def _thumbnail(pixels: Pixels) -> Floats:
-    small = Image.fromarray(np.ascontiguousarray(pixels[..., :3])).resize(
-        (_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX
-    )
-    return np.asarray(small, np.float32)
-
-
-def _words(alike: float, chance: float, first: float | None) -> str:
-    """How much a row's crops look alike: now, at random places of the same images, and at the first event."""
+def _words(alike: float, first: float | None) -> str:
+    """How much a row's crops look alike, now and at the first event."""
     if not np.isfinite(alike):
         return ""
     before = "" if first is None else f", first {first:.2f}"
-    return f", sameness {alike:.2f} (chance {chance:.2f}{before})"
+    return f", sameness {alike:.2f}{before}"

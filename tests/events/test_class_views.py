@@ -249,6 +249,18 @@ def test_labels_that_are_floats_are_one_warning_if_the_module_returns_them(tmp_p
     assert set(run.callback.patches["combined"]) == {"all"}
 
 
+@pytest.mark.parametrize("method", ["normgrad_labels", "normgrad_masks"])
+def test_a_method_that_draws_random_numbers_changes_no_bit(method, tmp_path):
+    def drawn(self, batch):
+        np.random.rand()
+        return torch.randint(3, (len(batch[0]),)) if method == "normgrad_labels" else torch.rand(len(batch[0]), 16, 16)
+
+    plain = train(Lit, tmp_path / "plain")
+    run = train(type("Made", (Lit,), {method: drawn}), tmp_path, collecting())
+    assert_same(plain, run)
+    assert not run.warned
+
+
 def test_ten_thousand_classes_do_not_grow_without_limit(tmp_path):
     data = DataLoader(TensorDataset(torch.rand(2048, 3, 8, 8), torch.randperm(10000)[:2048]), 64)
 

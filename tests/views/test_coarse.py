@@ -13,7 +13,8 @@ from whole_batches import whole_batch
 
 from normgrad_lightning import functional as NF
 from normgrad_lightning.kinds import KINDS, MapSet
-from normgrad_lightning.views.coarse import ALL, UNLABELLED, Origin, coarse, per_map_mean
+from normgrad_lightning.views.coarse import coarse, per_map_mean
+from normgrad_lightning.views.origin import ALL, UNLABELLED, Origin
 
 sides = st.lists(st.integers(1, 70), min_size=2, max_size=2).map(tuple)
 
