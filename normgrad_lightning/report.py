@@ -43,8 +43,7 @@ class Report:
 
     def read(self, batch: MapSet, look: Look, draw: Draw) -> None:
         """Collect what views need of a whole batch."""
-        with self.messenger.guard("collecting maps"):
-            self.collected.add(batch, look, draw, self.messenger.guard)
+        self.collected.add(batch, look, draw, self.messenger.guard)
 
     def show(self, trainer: Trainer, map_sets: Sequence[MapSet], look: Look, draw: Draw, about: Sequence[str]) -> None:
         """Draw the page of an event and write it.

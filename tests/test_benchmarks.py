@@ -30,7 +30,7 @@ def test_overhead(tmp_path):
         for what in ("again", "attached", "maps", "reading", "panels", "everything", "default"):
             assert_spread(of[what]["ratio"])
             assert f"{of[what]['ratio']['median']:.3f} ({of[what]['ratio']['low']:.3f} – " in text
-        own = {what: figure["ours_ms"]["median"] for what, figure in of.items() if "ours_ms" in figure}
+        own = {what: figure["ours_ms"]["median"] for what, figure in of.items() if what not in ("again", "seconds")}
         assert 0 < own["attached"] < own["default"] < own["maps"] < own["panels"] < own["everything"]
         assert own["default"] < own["reading"] < own["everything"]
 

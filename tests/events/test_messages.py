@@ -686,11 +686,28 @@ CASES: dict[str, Case] = {
         lambda here: here.train(
             Lit(normgrad_masks=lambda batch: torch.zeros(3, 8, 8)), trainer={"logger": TensorBoardLogger(here.folder)}
         ),
-        "collect*", "`normgrad_masks`", "each", "(3, 8, 8)", "(N, height, width)", "object",
+        "masks", "`normgrad_masks`", "each", "(3, 8, 8)", "(N, height, width)", "object",
+    ),
+    "masks of colours": failed(
+        lambda here: here.train(
+            Lit(normgrad_masks=lambda batch: 255 * torch.ones(2, 8, 8)),
+            trainer={"logger": TensorBoardLogger(here.folder)},
+        ),
+        "masks", "`normgrad_masks`", "0 to 1", "255 to 255", "`masks == number`",
+    ),
+    "masks that are nested": failed(
+        lambda here: here.train(
+            Lit(normgrad_masks=lambda batch: torch.nested.nested_tensor([torch.zeros(2, 2), torch.zeros(3, 3)]))
+        ),
+        "masks", "`normgrad_masks`", "(N, height, width)", "nested tensor", "each image",
+    ),
+    "masks on no device": failed(
+        lambda here: here.train(Lit(normgrad_masks=lambda batch: torch.zeros(2, 8, 8, device="meta"))),
+        "masks", "`normgrad_masks`", "(N, height, width)", "(2, 8, 8)", "'meta'", "each image",
     ),
     "a layer for patches that has no map": failed(
         lambda here: here.train(patch_layers=["net.nope"], trainer={"logger": TensorBoardLogger(here.folder)}),
-        "collect*", "`patch_layers`", "'combined'", "'last'", "'net.nope'", "net.conv",
+        "patches", "`patch_layers`", "'combined'", "'last'", "'net.nope'", "net.conv",
     ),
     "flag: views": error(
         lambda _: NormGradCallback(views=["overview", "patch"]),

@@ -137,7 +137,11 @@ write("odd", [Page(3, scalars={f"normgrad/{name}": value for name, value in numb
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "comet": "comet_ml", "aim": "aim"}
 NAMES = {"wandb": "W&B", "mlflow": "MLflow", "comet": "Comet", "aim": "Aim"}
-TAGS = ["normgrad/0_overview", "normgrad_order0/00_net.stem.1", "normgrad_order0/01_net.größe.1"]
+TAGS = [
+    "normgrad/0_overview",
+    *(f"normgrad/{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", "01_net.größe.1")),
+    *(f"normgrad_order0/{layer}" for layer in ("00_net.stem.1", "01_net.größe.1")),
+]
 STEPS = [0, 2, 4, 5]
 
 
