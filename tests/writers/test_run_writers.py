@@ -352,9 +352,11 @@ def test_each_panel_is_the_picture_that_others_got(runs):
     assert len(files) == len(TAGS) * len(STEPS)
     for tag, step in files:
         seen = store.pictures[picture_in(runs.kind, tag), step]
-        away = {other: np.abs(seen - file).mean() for other, file in files.items()}
+        alike = {other: file for other, file in files.items() if file.shape == seen.shape}
+        away = {other: np.abs(seen - file).mean() for other, file in alike.items()}
         assert away.pop((tag, step)) < 3
-        assert min(away.values()) > 3  # and no other layer's, nor of another step
+        if "atlas" not in tag:  # whose tiles are nearly the same from step to step
+            assert min(away.values(), default=9) > 3  # and no other layer's, nor of another step
 
 
 @pytest.mark.parametrize("name", ["plain", "watched", "broken"])
