@@ -37,7 +37,7 @@ def studies(out: Path, pets: Path | None, quick: bool) -> list[Study]:
     found = [
         Study("paper_figures", ["09_paper_figures.py", "--out", str(out / "paper_figures"), *small], IMAGENET),
         Study("shapes_with_masks", ["10_photographs_with_masks.py", "--data", "shapes", *_out(out, "shapes"), *small]),
-        Study("sanity_checks", ["11_sanity_checks.py", *_out(out, "sanity_checks"), *small], () if quick else IMAGENET),
+        Study("sanity_checks", ["11_sanity_checks.py", *_out(out, "sanity_checks"), *small], IMAGENET),
         Study("label_noise", ["12_label_noise.py", *small]),
         Study("shortcuts", ["13_how_soon_a_shortcut_shows.py", *small, *(["--seeds", "1"] if quick else [])]),
     ]

@@ -42,8 +42,12 @@ def test_the_signal_moves_onto_the_objects(tmp_path):
     assert sheet.width > 900
     events = EventAccumulator(str(next((tmp_path / "out").rglob("events*")).parent))
     events.Reload()
-    pictures = [f"normgrad_order0/{number:02d}_{layer}" for number, (layer, *_) in enumerate(rows)]
-    assert sorted(events.Tags()["images"]) == ["normgrad/0_overview", *pictures]
+    layers = [f"{number:02d}_{layer}" for number, (layer, *_) in enumerate(rows)]
+    panels = [f"normgrad_{kind}/{layer}" for kind in ("order0", "probe_order0") for layer in layers]
+    of_classes = [f"normgrad/{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", layers[-1])]
+    pictures = ["normgrad/0_overview", "normgrad/1_probe", *of_classes, *panels]
+    assert set(pictures) <= set(events.Tags()["images"])
+    assert [tag for tag in events.Tags()["images"] if tag not in pictures] in ([], ["normgrad/film"])
     assert "Warning" not in run.stderr
 
 

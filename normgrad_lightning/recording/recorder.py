@@ -257,6 +257,8 @@ class NormGrad:
             return set(self._latest)
         place = self._kinds.index(ORDER0)
         maps = [(name, part[place]) for name, latest in self._latest.items() for _, part in latest.parts]
+        if not maps:
+            return set()
         is_lit = torch.stack([m.any().cpu() for _, m in maps]).tolist()
         return {name for (name, _), lit in zip(maps, is_lit, strict=True) if lit}
 

@@ -22,7 +22,7 @@ models = pytest.importorskip("torchvision").models
 
 TABLE = Path(__file__).with_name("torchvision_models.md")
 HEADER = """\
-<!-- Written by `python tests/test_torchvision_models.py`, checked by `pytest -m slow tests/test_torchvision_models.py`.
+<!-- Written by `python tests/recording/test_torchvision_models.py`, checked by `pytest -m slow tests/recording`.
 -->
 
 # What `layers="auto"` takes of torchvision's classification models
