@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytorch_lightning as pl
-import torch
 from classifier import ShapeClassifier, quiet_lightning
 from PIL import Image, ImageDraw, ImageFont
 from shortcut_training import Entry, train
@@ -65,7 +65,7 @@ def main() -> None:
         pl.seed_everything(args.seed, verbose=False)
         training = data("train", is_marked)
         if not is_marked:  # a patch counts if it shows the place where the mark would have been
-            training = Marked(*_fields(training), data("train", True).boxes, training.masks)
+            training = replace(training, boxes=data("train", True).boxes)
         steps = args.epochs * (len(training) // 32)
         entries, _, logs = train(
             net(),
@@ -87,10 +87,6 @@ def main() -> None:
         "What to do about a shortcut: remove the mark from the pictures (crop it, cover it), or put it on the pictures "
         "of all classes alike, and train again. The second run above did that: its patches show something else."
     )
-
-
-def _fields(data: Marked) -> tuple[torch.Tensor, torch.Tensor, Sequence[str]]:
-    return data.images, data.labels, data.classes
 
 
 def tell(name: str, entries: Sequence[Entry], classes: Sequence[str]) -> None:

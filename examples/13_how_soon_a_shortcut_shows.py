@@ -14,7 +14,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import pytorch_lightning as pl
 import torch
 from classifier import ShapeClassifier, quiet_lightning
 from shortcut_training import Entry, train
-from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, photographs, without
+from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, photographs, some_of
 from torch import nn
 
 from normgrad_lightning.views.origin import COMBINED
@@ -41,7 +41,6 @@ class Case(NamedTuple):
         shortcut: what counts as shown; see `shortcuts.Hits`.
         classes: the classes that have it.
         steps: of training.
-        batches: steps of an epoch.
         learning_rate: of AdamW.
     """
 
@@ -51,7 +50,6 @@ class Case(NamedTuple):
     shortcut: str
     classes: Sequence[str]
     steps: int
-    batches: int
     learning_rate: float
 
 
@@ -68,8 +66,7 @@ def cases_of_shapes(quick: bool) -> list[Case]:
 
     epoch = training // 32
     return [
-        Case(f"shapes, {name}", ShapeClassifier, data(name), name, [MARKED], epochs * epoch, epoch, rate)
-        for name in SHORTCUTS
+        Case(f"shapes, {name}", ShapeClassifier, data(name), name, [MARKED], epochs * epoch, rate) for name in SHORTCUTS
     ]
 
 
@@ -85,11 +82,11 @@ def cases_of_photographs(root: Path, quick: bool) -> list[Case]:
         def data(split: str, is_marked: bool, seed: int, size: int = size, cache: Any = cache) -> Marked:
             if (split, is_marked) not in cache:
                 found = photographs(root, split, size, stickers=is_marked)
-                cache[split, is_marked] = without(found, 64 if quick else 256) if split == "val" else found
+                cache[split, is_marked] = some_of(found, 64 if quick else 256) if split == "val" else found
             return cache[split, is_marked]
 
         steps = 16 if quick else 128
-        cases.append(Case(f"pets, {name}", net, data, "sticker", ["cat", "dog"], steps, 32, rate))
+        cases.append(Case(f"pets, {name}", net, data, "sticker", ["cat", "dog"], steps, rate))
     return cases
 
 
@@ -115,9 +112,7 @@ def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[Entr
     training = case.data("train", is_marked, seed)
     validation = case.data("val", False, seed), case.data("val", True, seed)
     if not is_marked and case.shortcut != "tint":  # where the mark would have been
-        training = Marked(
-            training.images, training.labels, training.classes, case.data("train", True, seed).boxes, training.masks
-        )
+        training = replace(training, boxes=case.data("train", True, seed).boxes)
     with tempfile.TemporaryDirectory() as folder:
         entries, _, _ = train(
             case.net(),

@@ -166,9 +166,9 @@ def _draw_sticker(picture: Image.Image, text: str, seed: int) -> tuple[Image.Ima
     return marked, box
 
 
-def without(data: Marked, count: int | None) -> Marked:
-    """Return the first pictures only, spread over the whole."""
-    if count is None or count >= len(data):
+def some_of(data: Marked, count: int) -> Marked:
+    """Return as many of the pictures, evenly spread."""
+    if count >= len(data):
         return data
     places = torch.linspace(0, len(data) - 1, count).long()
     masks = None if data.masks is None else data.masks[places]

@@ -7,19 +7,20 @@ events can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from normgrad_lightning.page import Page, Picture
+from normgrad_lightning.views.class_signal import only
 from normgrad_lightning.views.coarse import Coarse, per_map_mean, resized
 from normgrad_lightning.views.colours import SIGNED_COLORMAP, colours_of
 from normgrad_lightning.views.drawing import Pixels, jpeg, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
 from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.origin import COMBINED, Origin
+from normgrad_lightning.views.origin import COMBINED, Origin, of_map
 from normgrad_lightning.views.resampling import Floats, resized_axis, smoothed
 from normgrad_lightning.views.statistics import lifts
 from normgrad_lightning.views.table import Table
@@ -56,8 +57,8 @@ class Atlas:
                 sums[label] = sums[label] + total if label in sums else total
         for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
             self._counts[int(label)] = self._counts.get(int(label), 0.0) + float(count)
-        self._counts = {label: count for label, count in self._counts.items() if label in signal}
-        self._sums = {name: _of(sums, self._counts) for name, sums in self._sums.items()}
+        self._counts = only(self._counts, signal)
+        self._sums = {name: only(sums, self._counts) for name, sums in self._sums.items()}
         self._origin, self._aspect = batch.origin, _aspect(batch)
 
     def _fit_to(self, grid: tuple[int, ...] | None) -> None:
@@ -110,9 +111,8 @@ class Atlas:
     ) -> Pixels:
         first, alone = self._first.get(name, {}), len(lift_of) < 2
         names = origin.captions(spots, _LONGEST)
-        of = "all layers combined" if name == COMBINED else name.partition("_")[2]
         title = [
-            f"Where each class is learned ({of}):",
+            f"Where each class is learned ({of_map(name)}):",
             "its mean map" if alone else "its mean map, and its lift over others",
         ]
         if len(spots) < len(means):
@@ -145,10 +145,6 @@ class Atlas:
 def _on_grid(maps: Floats, grid: Sequence[int]) -> Floats:
     """Maps `(N, *S)` on another grid, interpolated."""
     return resized(torch.from_numpy(maps), grid).numpy()
-
-
-def _of(sums: Mapping[int, Floats], labels: Container[int]) -> dict[int, Floats]:
-    return {label: total for label, total in sums.items() if label in labels}
 
 
 def _before(first: float | None) -> str:

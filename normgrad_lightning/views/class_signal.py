@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from typing import TypeVar
 
 from normgrad_lightning.views.coarse import Coarse
+
+Kept = TypeVar("Kept")
 
 ROWS = 12
 """Classes in a picture, at most."""
@@ -43,3 +46,8 @@ class ClassSignal:
 def strongest(totals: Mapping[int, float], count: int) -> list[int]:
     """The classes with the largest totals."""
     return sorted(totals, key=lambda label: -totals[label])[:count]
+
+
+def only(of_class: Mapping[int, Kept], labels: Container[int]) -> dict[int, Kept]:
+    """What is kept of these classes."""
+    return {label: kept for label, kept in of_class.items() if label in labels}

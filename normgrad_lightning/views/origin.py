@@ -83,3 +83,8 @@ def _told_apart(names: Mapping[int, str], link: str) -> dict[int, str]:
         times = Counter(found.values())
         found = {label: name if times[name] == 1 else f"{name}{link}{label}" for label, name in found.items()}
     return found
+
+
+def of_map(name: str) -> str:
+    """What a title says of a map: its layer, without the number in its tag, or that it is of all layers."""
+    return "all layers combined" if name == COMBINED else name.partition("_")[2]

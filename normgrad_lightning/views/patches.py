@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor
 
 from normgrad_lightning.page import Page, Picture
-from normgrad_lightning.views.class_signal import strongest
+from normgrad_lightning.views.class_signal import only, strongest
 from normgrad_lightning.views.coarse import Coarse
 from normgrad_lightning.views.drawing import Pixels, as_image, display_image, jpeg
 from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.origin import COMBINED, Origin
+from normgrad_lightning.views.origin import COMBINED, Origin, of_map
 from normgrad_lightning.views.resampling import Floats, smoothed
 from normgrad_lightning.views.statistics import sameness
 from normgrad_lightning.views.table import Table
@@ -97,7 +97,7 @@ class Patches:
             return
         images, kept = _Images(batch.images, look), strongest(signal, _CLASSES)
         for name, maps in batch.focus.items():
-            crops = _of(self._crops.get(name, {}), kept)
+            crops = only(self._crops.get(name, {}), kept)
             found = peaks(maps, batch.images.shape[2:])
             for number in sorted(range(len(found)), key=lambda number: -found[number].ratio):
                 if batch.labels[number] in kept:
@@ -156,8 +156,7 @@ class Patches:
             f"{names[label]}: {len(crops)} of {self._seen[label]} images{_words(alike[label], first.get(label))}"
             for label, crops in rows.items()
         ]
-        of = "all layers combined" if name == COMBINED else name.partition("_")[2]
-        title = ["What each class is learned from: the places with", f"the strongest training signal ({of})"]
+        title = ["What each class is learned from: the places with", f"the strongest training signal ({of_map(name)})"]
         if len(rows) < len(self._seen):
             title.append(f"{len(rows)} of {len(self._seen)} classes: those with the most signal")
         table = Table(
@@ -260,10 +259,6 @@ def fingerprints(images: Tensor) -> list[float]:
     if not all(map(math.isfinite, sums)):
         sums = values.double().nan_to_num(0.0, 0.0, 0.0).sum(1).tolist()
     return sums
-
-
-def _of(crops: Mapping[int, list[Crop]], labels: Container[int]) -> dict[int, list[Crop]]:
-    return {label: row for label, row in crops.items() if label in labels}
 
 
 def _sized(pixels: Pixels) -> Pixels:
