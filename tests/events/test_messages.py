@@ -1888,7 +1888,7 @@ def test_all_messages_follow_the_style(rule, messages_of):
 CAPTIONS = ("MapKind", "text")
 """Classes and functions whose texts stand in pictures: a row of the table of kinds is made of these."""
 
-VIEWS_WITH_WORDS = ("atlas", "drawing", "lettering", "overview", "patches")
+VIEWS_WITH_WORDS = ("atlas", "drawing", "lettering", "origin", "overview", "patches")
 PRINTING = ("cli/command.py", "cli/given.py", *(f"views/{name}.py" for name in VIEWS_WITH_WORDS))
 """Modules whose other texts are what was asked for, or stand in pictures: see their own tests."""
 

@@ -84,6 +84,7 @@ def test_a_page_shows_both_tiles_on_fixed_scales(monkeypatch):
         "normgrad/3_atlas/0_combined",
         "normgrad/3_atlas/02_net.layer2",
     ]
+    assert all(f"Where each class is learned ({of}):" in words for of in ("all layers combined", "net.layer2"))
     spots = {name: page.scalars[f"normgrad/hot_spot/{name}"] for name in "abcd"}
     assert all(f"{name}: hot spot {value:.1f}" in words for name, value in spots.items())
     view.add(coarse(marked_batch(1, step=100)), LOOK, SIGNAL)

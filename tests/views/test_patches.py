@@ -128,6 +128,8 @@ def test_a_page_has_a_row_for_each_class_with_its_numbers(monkeypatch):
         "normgrad/2_patches/02_net.layer2",
     ]
     assert page.step == 5
+    titles = [text for text in words if text.startswith("the strongest training signal")]
+    assert titles == [f"the strongest training signal ({of})" for of in ("all layers combined", "net.layer2")]
     alike = {label: sameness(np.stack([crop.small for crop in of])) for label, of in crops.items()}
     for label, name in enumerate(("cat", "dog")):
         assert f"{name}: 6 of 6 images, sameness {alike[label]:.2f}" in words
