@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from normgrad_lightning.both_lightnings import for_both_lightnings
 from normgrad_lightning.environment import SWITCH, switch
-from normgrad_lightning.events.event import Event, Source
-from normgrad_lightning.events.images import ImageChoice
-from normgrad_lightning.events.labels import check_classes, classes_of, labels_of
-from normgrad_lightning.events.masks import masks_of
 from normgrad_lightning.events.messages import Messenger, OnError
-from normgrad_lightning.events.order1_passes import Order1Passes
-from normgrad_lightning.events.probe import ProbeImages, ProbePasses
-from normgrad_lightning.events.schedule import Schedule, is_last_step
 from normgrad_lightning.events.settings import FLAGS, Images, Order1Flags, Probe, Settings, What, When, Which
-from normgrad_lightning.events.training_loss import TrainingLoss, check_training_loss
-from normgrad_lightning.events.training_step import TrainingStep
+from normgrad_lightning.events.training_loss import check_training_loss
 from normgrad_lightning.kinds import MapSet, Order1Kind
+from normgrad_lightning.memory import Memory
 from normgrad_lightning.recording.options import ReadOptions, Target
 from normgrad_lightning.report import Report
-from normgrad_lightning.views.collected import Collected
+from normgrad_lightning.run import Run
 from normgrad_lightning.views.figure import latest_figure
-from normgrad_lightning.views.film import Film
 from normgrad_lightning.views.look import Draw, Look, Scale, View
-from normgrad_lightning.views.patches import Crop, Patches
+from normgrad_lightning.views.patches import Crop
 from normgrad_lightning.writers.destinations import Writer, writers_for
 
 if TYPE_CHECKING:
@@ -37,38 +27,6 @@ if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
     from normgrad_lightning.both_lightnings import Callback
-
-
-class _Last(NamedTuple):
-    """A batch that is over. It is given up when the next one begins."""
-
-    batch: Any
-    batch_idx: int
-
-
-@dataclass
-class _Fit:
-    """What one `fit` needs, on rank 0.
-
-    Attributes:
-        report: what the run shows.
-        sources: where maps come from, the training step first; empty if the model cannot be read.
-        training_step: the first of them.
-        group: what all tags begin with.
-        classes: the names of the classes, if known.
-        step: that training is at.
-        last: the latest batch, between its end and the start of the next one.
-        probe: the one of them that follows the same images through training.
-    """
-
-    report: Report
-    sources: list[Source] = field(default_factory=list)
-    training_step: TrainingStep | None = None
-    group: str = MapSet.group
-    classes: Sequence[str] | None = None
-    step: int = 0
-    last: _Last | None = None
-    probe: ProbePasses | None = None
 
 
 @for_both_lightnings
@@ -194,13 +152,8 @@ class NormGradCallback(Callback):
         self._settings = Settings.of(flags)
         vars(self).update(self._settings.flags())
         self._messenger = Messenger(on_error)
-        self._schedule = Schedule()
-        self._choice = ImageChoice()
-        self._probe_images = ProbeImages(self._messenger)
-        self._film = Film()
-        self._collected = Collected()
-        self._fit: _Fit | None = None
-        self._event: Event | None = None
+        self._memory = Memory(self._messenger)
+        self._run: Run | None = None
 
         self.maps: dict[str, Tensor] = {}
         self.inputs: Tensor | None = None
@@ -227,19 +180,12 @@ class NormGradCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on: its schedule, its images, its film, and what it compares with."""
-        parts = (self._schedule, self._choice, self._probe_images, self._film, self._collected)
-        return {name: value for part in parts for name, value in part.state_dict().items()}
+        return self._memory.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
         with self._messenger.guard("going on with the schedule of a checkpoint (of another version?)"):
-            steps = [state_dict[name] for name in ("last_event", "last_order1")]
-            last = [None if step is None else int(step) for step in steps]
-            self._choice.load_state_dict(state_dict)
-            self._probe_images.load_state_dict(state_dict)
-            self._film.load_state_dict(state_dict)
-            self._collected.load_state_dict(state_dict)
-            self._schedule = Schedule(*last)
+            self._memory.load_state_dict(state_dict)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Go on also if the checkpoint's run had other flags, or was one of 0.1.0: its state has another key."""
@@ -252,11 +198,11 @@ class NormGradCallback(Callback):
         """What a copy carries (as for spawned processes): nothing that belongs to a running `fit`."""
         set_by_trainer = ("log", "log_dict")  # methods of the module
         own = {name: value for name, value in vars(self).items() if name not in set_by_trainer}
-        return {**own, "_fit": None, "_event": None}
+        return {**own, "_run": None}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find out where pages go, and whether order-1 passes can compute the module's loss."""
-        self._forget_fit()
+        self._forget_run()
         self._messenger.on_error = self._settings.what.on_error
         if stage != "fit" or not self._is_wanted(trainer):
             return
@@ -265,13 +211,13 @@ class NormGradCallback(Callback):
         if self._settings.which.probe is not None:
             self._check_probe(trainer, pl_module)
         if trainer.global_step == 0:
-            self._schedule, self._film, self._collected = Schedule(), Film(), Collected()
-            self._probe_images.forget()
-        report = Report(self._messenger, self._film, self._collected, self._without_panels)
-        self._fit, self.latest = _Fit(report, group=self._group(trainer)), {}
+            self._memory.begin_anew()
+        report = Report(self._messenger, self._memory.film, self._memory.collected, self._without_panels)
         if trainer.is_global_zero:
             with self._messenger.guard("looking at the loggers"):
                 report.writers, report.notes = self._destinations(trainer)
+        group, self.latest = self._group(trainer), {}
+        self._run = Run(self._current_settings, self._memory, self._messenger, report, group, self._keep)
 
     def _is_wanted(self, trainer: Trainer) -> bool:
         """Whether to look at this run: if the flag says so, and the environment does not say no."""
@@ -312,141 +258,84 @@ class NormGradCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check on every rank that the layers exist; read them on rank 0."""
-        if self._fit is None:
-            return
-        with self._messenger.guard("looking at the model", reraise=(ValueError,)):
-            step = TrainingStep(trainer, pl_module, self._current_settings, self._choice, self._messenger)
-            if step.can_be_read and trainer.is_global_zero:
-                self._fit.training_step = step
-                order1 = Order1Passes(self._current_settings, self._choice, self._messenger, step)
-                self._fit.probe = ProbePasses(self._current_settings, self._probe_images, self._messenger, step)
-                self._fit.sources = [step, order1, self._fit.probe]
+        if self._run is not None:
+            self._run.find_sources(trainer, pl_module)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Let the probe take its images, if it wants them from validation."""
-        if self._fit is not None and self._fit.probe is not None and dataloader_idx == 0:
-            self._fit.probe.see("val", pl_module, batch)
+        if self._run is not None and dataloader_idx == 0:
+            self._run.see_validation(pl_module, batch)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out what the classes are called."""
-        if self._fit is None:
-            return
-        classes = self._settings.which.classes
-        with self._messenger.guard("looking for the names of classes", reraise=(ValueError,)):
-            if classes is not None:
-                check_classes(classes, trainer.train_dataloader, pl_module)
-            self._fit.classes = classes or classes_of(trainer.train_dataloader)
+        if self._run is not None:
+            self._run.find_classes(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin an event if one is due."""
-        if self._fit is None or not self._fit.sources:
-            return
-        self._fit.step, self._fit.last = trainer.global_step, None
-        is_last, when = is_last_step(trainer, batch_idx), self._settings.when
-        if self._schedule.is_due(trainer.global_step, when, is_last=is_last):
-            with_order1 = self._schedule.order1_is_due(trainer.global_step, when, is_last=is_last)
-            self._begin_event(trainer, pl_module, batch, batch_idx, self._fit, with_order1=with_order1)
-        elif self._collects(self._fit) and self._schedule.reading_is_due(trainer.global_step, when):
-            self._begin_event(trainer, pl_module, batch, batch_idx, self._fit, is_reading=True)
-
-    def _collects(self, fit: _Fit) -> bool:
-        """Whether steps between events are read."""
-        step = fit.training_step
-        return self._settings.draw.collects and bool(fit.report.writers) and step is not None and step.is_free
-
-    def _begin_event(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        fit: _Fit,
-        *,
-        with_order1: bool = False,
-        is_reading: bool = False,
-    ) -> None:
-        self._messenger.on_error = self._settings.what.on_error
-        labels = masks = None
-        with self._messenger.guard("finding the labels of a batch"):
-            labels = labels_of(module, batch)
-        if self._settings.draw.collects:
-            with self._messenger.guard("finding the masks of a batch"):
-                masks = masks_of(module, batch)
-        with self._messenger.guard("beginning an event"):
-            self._event = Event(
-                trainer.global_step,
-                fit.sources[:1] if is_reading else fit.sources,
-                module,
-                batch,
-                TrainingLoss(trainer, module, batch_idx),
-                with_order1=with_order1,
-                labels=labels,
-                classes=fit.classes,
-                group=fit.group,
-                masks=masks,
-                is_reading=is_reading,
-            )
-            self._event.begin()
+        if self._run is not None:
+            self._run.begin_batch(trainer, pl_module, batch, batch_idx)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the event know of training's backward pass."""
-        if self._event is not None:
-            self._event.after_backward()
+        if self._run is not None:
+            self._run.after_backward()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the event: take its maps, draw them, and write them."""
-        if self._fit is not None and self._fit.sources:
-            self._fit.last = _Last(batch, batch_idx)
-        self._end_event(trainer)
-
-    def _end_event(self, trainer: Trainer) -> None:
-        if self._event is None:
-            return
-        with self._ended(self._event) as event:
-            self._schedule.note(event)
-            with self._messenger.guard("reading the maps"):
-                self._collect(event)
-                if not event.is_reading:
-                    self._show(trainer, event)
+        if self._run is not None:
+            self._run.end_batch(trainer, batch, batch_idx)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop an event whose batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
-        self._drop_event()
+        if self._run is not None:
+            self._run.drop_event()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the last step, warn if there was nothing to look at in any, and write the film."""
-        if self._fit is not None:
-            with self._messenger.guard("looking at the last step"):
-                self._look_back(trainer, pl_module, self._fit)
-        for source in self._fit.sources if self._fit is not None else ():
-            source.conclude()
-        self._finish_report(trainer)
-
-    def _look_back(self, trainer: Trainer, module: LightningModule, fit: _Fit) -> None:
-        """Show the last step in a pass of its own if it was no event: training has ended without notice."""
-        last, fit.last = fit.last, None
-        has_maps = self._schedule.last_event is not None
-        if last is None or not has_maps or not self._schedule.is_due(fit.step, self._settings.when, is_last=True):
-            return
-        with suppress(ValueError):  # no loss to run it again with
-            fit.sources[0].look_back()
-            with_order1 = self._settings.when.order1_every_n_steps is not None
-            self._begin_event(trainer, module, *last, fit, with_order1=with_order1)
-        self._end_event(trainer)
+        if self._run is not None:
+            self._run.end_training(trainer, pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the hooks off and forget the model when training breaks off: there will be no teardown."""
-        self._drop_event()
-        self._finish_report(trainer)
-        self._forget_fit()
+        if self._run is not None:
+            self._run.drop_event()
+            self._run.finish_report(trainer)
+        self._forget_run()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the model after training."""
-        self._forget_fit()
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        if self._run is not None:
+            self._run.drop_event()
+        self._run = None
+
+    def _current_settings(self) -> Settings:
+        """The flags as they are now."""
+        return self._settings
+
+    def _keep(self, map_sets: Sequence[MapSet], skipped: int) -> None:
+        """Let the attributes show the latest maps."""
+        self.skipped += skipped
+        self.latest = {**self.latest, **{one.name: one for one in map_sets}}
+        of_batch = [one for one in map_sets if one.source == MapSet.source]
+        order1 = {one.name: one for one in of_batch if one.kind.needs_passes}
+        if order1:
+            self.order1 = {name: dict(one.maps) for name, one in order1.items()}
+            self.order1_inputs = next(iter(order1.values())).images
+        if of_batch and of_batch[0].name not in order1:
+            self.maps, self.inputs = dict(of_batch[0].maps), of_batch[0].images
+
+    @property
+    def patches(self) -> dict[str, dict[str, list[Crop]]]:
+        """The latest patches by map and class, the strongest first: `patches["combined"]["dog"][0].pixels`."""
+        return self._memory.collected.patches
 
     def figure(self, kind: str = "order0") -> Image:
         """The latest maps of a kind, as a picture: a notebook shows it.
@@ -455,72 +344,3 @@ class NormGradCallback(Callback):
             ValueError: there are none yet.
         """
         return latest_figure(self.latest, kind, self._settings.look)
-
-    @property
-    def patches(self) -> dict[str, dict[str, list[Crop]]]:
-        """The latest patches by map and class, the strongest first: `patches["combined"]["dog"][0].pixels`."""
-        view = self._collected.views["patches"]
-        return view.shown if isinstance(view, Patches) else {}
-
-    def _current_settings(self) -> Settings:
-        """The flags as they are now."""
-        return self._settings
-
-    def _finish_report(self, trainer: Trainer) -> None:
-        if self._fit is not None:
-            self._fit.report.finish(trainer, self._settings.look)
-
-    def _forget_fit(self) -> None:
-        self._drop_event()
-        self._fit = None
-
-    def _drop_event(self) -> None:
-        """End the event without a look at it, if there is one."""
-        if self._event is not None:
-            with self._ended(self._event):
-                pass
-
-    @contextmanager
-    def _ended(self, event: Event) -> Iterator[Event]:
-        """The event without hooks; after this, nothing of it is left."""
-        try:
-            with self._messenger.guard("ending an event"):
-                event.stop()
-            self._event = None  # not before: Ctrl-C may have left hooks
-            yield event
-        finally:
-            event.forget()
-
-    def _collect(self, event: Event) -> None:
-        """Give the maps of the whole batch to the views that collect them."""
-        fit = self._fit
-        if fit is None or fit.training_step is None or not fit.report.writers or not self._settings.draw.collects:
-            return
-        batch = fit.training_step.whole_batch(event)
-        if batch is not None:
-            fit.report.read(batch, self._settings.look, self._settings.draw)
-
-    def _show(self, trainer: Trainer, event: Event) -> None:
-        """Keep the maps of an event, draw its page, and give that to every writer."""
-        map_sets = event.map_sets(self._messenger)
-        if event.skipped:
-            self.skipped += event.skipped
-            self._messenger.warn_once(
-                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
-                "`callback.skipped` counts them."
-            )
-        if map_sets and self._fit is not None:
-            self._keep(map_sets)
-            about = [source.about for source in self._fit.sources]
-            self._fit.report.show(trainer, map_sets, self._settings.look, self._settings.draw, about)
-
-    def _keep(self, map_sets: Sequence[MapSet]) -> None:
-        """Let the attributes show the latest maps."""
-        self.latest = {**self.latest, **{one.name: one for one in map_sets}}
-        of_batch = [one for one in map_sets if one.source == "batch"]
-        order1 = {one.name: one for one in of_batch if one.kind.needs_passes}
-        if order1:
-            self.order1 = {name: dict(one.maps) for name, one in order1.items()}
-            self.order1_inputs = next(iter(order1.values())).images
-        if of_batch and of_batch[0].name not in order1:
-            self.maps, self.inputs = dict(of_batch[0].maps), of_batch[0].images

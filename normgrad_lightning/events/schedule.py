@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,11 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on."""
         return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the checkpoint's run was."""
+        steps = [state["last_event"], state["last_order1"], state.get("last_reading")]  # 0.1.0 had no readings
+        self.last_event, self.last_order1, self.last_reading = [None if step is None else int(step) for step in steps]
 
 
 def is_last_step(trainer: Trainer, batch_idx: int) -> bool:

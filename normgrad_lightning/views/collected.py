@@ -12,7 +12,7 @@ from normgrad_lightning.views.class_signal import ClassSignal
 from normgrad_lightning.views.coarse import Coarse, Guard, coarse
 from normgrad_lightning.views.curves import Curves, Drift
 from normgrad_lightning.views.look import Draw, Look
-from normgrad_lightning.views.patches import Patches
+from normgrad_lightning.views.patches import Crop, Patches
 
 
 class CollectedView(Protocol):
@@ -40,6 +40,12 @@ class Collected:
         self.views = {name: view() for name, view in COLLECTED_VIEWS.items()}
         self._signal = ClassSignal()
         self._drift = Drift()
+
+    @property
+    def patches(self) -> dict[str, dict[str, list[Crop]]]:
+        """The latest patches by map and class, the strongest first."""
+        view = self.views["patches"]
+        return view.shown if isinstance(view, Patches) else {}
 
     def add(self, batch: MapSet, look: Look, draw: Draw, guard: Guard) -> None:
         """Let the views that are on take what they need of a batch."""

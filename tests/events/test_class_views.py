@@ -286,7 +286,7 @@ def test_ten_thousand_classes_do_not_grow_without_limit(tmp_path):
         logger=CSVLogger(tmp_path),
     )
     trainer.fit(Many(), data)
-    assert len(callback._collected.views["atlas"]._counts) <= 1000
+    assert len(callback._memory.collected.views["atlas"]._counts) <= 1000
     assert len(callback.patches["combined"]) == 12
 
 
@@ -314,15 +314,25 @@ def test_a_resumed_run_goes_on(tmp_path, readings):
     readings.clear()
     first = train(Lit, tmp_path / "first", collecting(), max_epochs=1)
     first.trainer.save_checkpoint(tmp_path / "last.ckpt")
-    before = first.callback._collected.state_dict()
+    before = first.callback._memory.collected.state_dict()
     assert before["first_sameness"]["combined"]
     resumed = train(Lit, tmp_path / "then", collecting(), max_epochs=2, fit={"ckpt_path": tmp_path / "last.ckpt"})
-    after = resumed.callback._collected.state_dict()
+    after = resumed.callback._memory.collected.state_dict()
     for name, values in before.items():
         for of, by_class in values.items():
             assert by_class.items() <= after[name][of].items()
     assert [batch.step for batch in readings][-3:] == [8, 10, 11]
     assert set(pictures(resumed.trainer)) == set(pictures(whole.trainer))
+
+
+def test_a_resumed_run_reads_the_steps_that_it_would_have_read(tmp_path, readings):
+    flags = {"every_n_steps": 100, "read_every_n_steps": 4}
+    first = train(Lit, tmp_path / "first", collecting(**flags), max_epochs=1)
+    assert [batch.step for batch in readings] == [0, 4, 5]
+    first.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    readings.clear()
+    train(Lit, tmp_path / "then", collecting(**flags), max_epochs=2, fit={"ckpt_path": tmp_path / "last.ckpt"})
+    assert [batch.step for batch in readings] == [8, 11]
 
 
 def test_gradients_that_are_not_finite_are_not_read(tmp_path):

@@ -412,9 +412,9 @@ def test_a_copy_of_the_callback_follows_the_same_images(tmp_path):
     callback = watching(probe=OWN, order1_every_n_steps=None)
     train(Lit, tmp_path, callback)
     twin = pickle.loads(pickle.dumps(callback))
-    assert twin._probe_images.are_of(twin.probe)
-    assert not twin._probe_images.are_of(callback.probe)
-    assert torch.equal(twin._probe_images.batch[0], OWN[0])
+    assert twin._memory.probe_images.are_of(twin.probe)
+    assert not twin._memory.probe_images.are_of(callback.probe)
+    assert torch.equal(twin._memory.probe_images.batch[0], OWN[0])
 
 
 def test_the_flag_can_change_between_events(tmp_path):
@@ -704,7 +704,7 @@ def test_the_film_of_a_resumed_run_begins_where_training_did(tmp_path):
     again = run("again", 2, ckpt_path=tmp_path / "half.ckpt")
     with Image.open(film_of(again)) as film:
         assert film.n_frames == 12
-    assert [frame.step for frame in again.callback._film.frames] == list(range(12))
+    assert [frame.step for frame in again.callback._memory.film.frames] == list(range(12))
 
 
 def test_a_resumed_run_with_other_images_has_a_film_of_its_own(tmp_path):
@@ -714,4 +714,4 @@ def test_a_resumed_run_with_other_images_has_a_film_of_its_own(tmp_path):
     resumed = {"ckpt_path": tmp_path / "half.ckpt", **validated()}
     again = train(WithValidation, tmp_path / "again", callback, max_epochs=2, fit=resumed, val_check_interval=2)
     assert again.warned == []
-    assert [frame.step for frame in callback._film.frames] == [6, 7, 8, 9, 10, 11]
+    assert [frame.step for frame in callback._memory.film.frames] == [6, 7, 8, 9, 10, 11]

@@ -71,13 +71,13 @@ def test_a_resumed_run_with_other_flags_goes_on_with_its_schedule(tmp_path):
     second = trainer(tmp_path, callback, max_epochs=2)
     second.fit(Lit(), loader(), ckpt_path=tmp_path / "some.ckpt", weights_only=True)
     assert callback.latest["order0"].step == 11
-    assert callback._schedule.last_event == 11
+    assert callback._memory.schedule.last_event == 11
     alone = NormGradCallback(every_n_steps=100, on_error="raise")
     seen = []
 
     class Notes(pl.Callback):
         def on_train_batch_end(self, *_):
-            seen.append(alone._schedule.last_event)
+            seen.append(alone._memory.schedule.last_event)
 
     third = trainer(tmp_path, alone, Notes(), max_epochs=2)
     third.fit(Lit(), loader(), ckpt_path=tmp_path / "some.ckpt", weights_only=True)
@@ -91,7 +91,7 @@ def test_a_state_is_not_given_to_one_of_several(tmp_path):
     ours = [NormGradCallback(every_n_steps=5), NormGradCallback(every_n_steps=6)]
     second = trainer(tmp_path, *ours, max_epochs=2, limit_train_batches=0)
     second.fit(Lit(), loader(), ckpt_path=tmp_path / "some.ckpt", weights_only=True)
-    assert [callback._schedule.last_event for callback in ours] == [None, None]
+    assert [callback._memory.schedule.last_event for callback in ours] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "two words", 3, "ü/"])
