@@ -1,4 +1,4 @@
-"""Runs all studies, one after the other, and keeps what they print.
+"""Runs all studies, two at a time, and keeps what they print.
 
     python examples/evidence.py --out evidence                   # drawn shapes, and the packages' photographs
     python examples/evidence.py --out evidence --pets FOLDER     # also those on photographs of cats and dogs
@@ -16,6 +16,8 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,11 +86,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("normgrad_demo") / "evidence")
     parser.add_argument("--pets", type=Path, help="photographs of cats and dogs")
     parser.add_argument("--only", default="", help="run the studies whose name has this text")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time; each takes one core")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = [study for study in studies(args.out, args.pets, args.quick) if args.only in study.name]
-    sys.exit(not all([run(study, args.out) for study in chosen]))
+    with ThreadPoolExecutor(args.jobs) as workers:
+        went_well = list(workers.map(partial(run, out=args.out), chosen))
+    sys.exit(not all(went_well))
 
 
 if __name__ == "__main__":
