@@ -1,9 +1,11 @@
 """The one command for all studies: what each prints is kept, and a study that fails is told."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from run_script import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "evidence.py"
@@ -65,3 +67,14 @@ def test_every_study_is_part_of_it(example, quick, tmp_path):
     of_page = {path.name for path in EXAMPLES.glob("[01][0-9]_*.py") if path.name[:2] in ("09", "10", "11", "12", "13")}
     assert of_page <= {command[0] for command in commands} <= {path.name for path in EXAMPLES.iterdir()}
     assert all(("--quick" in command) == quick for command in commands)
+
+
+@pytest.mark.slow
+def test_all_studies_run_with_one_command(tmp_path):
+    done = run_python(tmp_path, SCRIPT, "--quick", "--out", "out")
+    names = set(re.findall(r"^(\w+): ", done.stdout, flags=re.MULTILINE))
+    assert names == {"paper_figures", "shapes_with_masks", "sanity_checks", "label_noise", "shortcuts"}
+    left_out = set(re.findall(r"^(\w+): left out", done.stdout, flags=re.MULTILINE))  # without the extra `evidence`
+    assert left_out <= {"paper_figures", "sanity_checks"}
+    for name in names - left_out - {"paper_figures"}:  # which are pictures
+        assert (tmp_path / "out" / f"{name}.md").read_text().count("|") > 20, name

@@ -132,14 +132,3 @@ def test_the_example_takes_photographs(tmp_path):
         tmp_path, EXAMPLES / "08_find_the_shortcut.py", "--data", tmp_path / "data", "--epochs", "2", "--out", "out"
     )
     assert done.stdout.count("Share of the patches of cat, dog that show the mark") == 2
-
-
-@pytest.mark.slow
-def test_all_studies_run_with_one_command(tmp_path):
-    done = run_python(tmp_path, EXAMPLES / "evidence.py", "--quick", "--out", "out")
-    names = re.findall(r"^(\w+): ", done.stdout, flags=re.MULTILINE)
-    assert names == ["paper_figures", "shapes_with_masks", "sanity_checks", "label_noise", "shortcuts"]
-    left_out = re.findall(r"^(\w+): left out", done.stdout, flags=re.MULTILINE)  # without the extra `evidence`
-    assert set(left_out) <= {"paper_figures", "sanity_checks"}
-    for name in names[1:]:
-        assert name in left_out or (tmp_path / "out" / f"{name}.md").read_text().count("|") > 20, name
