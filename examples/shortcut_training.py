@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from normgrad_lightning import NormGradCallback
-from normgrad_lightning.views.patches import Crop
+from normgrad_lightning.views.patches import Crop, thumbnails
 from normgrad_lightning.views.statistics import sameness
 
 
@@ -88,7 +87,7 @@ class Journal(pl.Callback):
 
 
 def _sameness(crops: Sequence[Crop]) -> float:
-    return sameness(np.stack([crop.small for crop in crops]))
+    return sameness(thumbnails(crops))
 
 
 def train(

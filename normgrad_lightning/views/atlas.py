@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,7 @@ def _coloured(values: Floats, height: int, width: int, colormap: str) -> Pixels:
     return pixels
 
 
+@lru_cache(maxsize=8)
 def _palette(colormap: str) -> Pixels:
     colours = np.zeros((256, 4), np.uint8)
     colours[:, :3] = 255.0 * colours_of(colormap) + 0.5

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.class_signal import only, strongest
 from normgrad_lightning.views.coarse import Coarse
-from normgrad_lightning.views.drawing import Pixels, as_image, display_image, jpeg
+from normgrad_lightning.views.drawing import Pixels, display_image, jpeg
 from normgrad_lightning.views.look import Look
 from normgrad_lightning.views.origin import COMBINED, Origin, of_map
 from normgrad_lightning.views.resampling import Floats, smoothed
@@ -71,12 +72,17 @@ class Crop:
     box: Box
     pixels: Pixels = field(default_factory=lambda: _NOT_CUT)
 
-    @cached_property
-    def small(self) -> Floats:
-        """The same as a thumbnail, to compare it with others."""
-        size = (_THUMBNAIL, _THUMBNAIL)
-        picture = as_image(self.pixels).resize(size, Image.Resampling.BOX, reducing_gap=1.0)
-        return np.asarray(picture, np.float32)[..., :3]
+
+def thumbnails(crops: Sequence[Crop]) -> Floats:
+    """Small versions of crops, `(K, 16, 16, 3)`, to compare them with each other."""
+    size = (_THUMBNAIL, _THUMBNAIL)
+    found = np.empty((len(crops), *size, 3), np.float32)
+    for shape in {crop.pixels.shape for crop in crops}:
+        places = [place for place, crop in enumerate(crops) if crop.pixels.shape == shape]
+        pixels = torch.from_numpy(np.stack([crops[place].pixels[..., :3] for place in places]))
+        small = F.interpolate(pixels.permute(0, 3, 1, 2).float(), size, mode="area")
+        found[places] = small.permute(0, 2, 3, 1).numpy()
+    return found
 
 
 class Patches:
@@ -126,7 +132,7 @@ class Patches:
             rows = {label: self.crops(name, label) for label in shown if self.crops(name, label)}
             names = origin.names(rows)
             self.shown[name] = {names[label]: crops for label, crops in rows.items()}
-            alike = {label: sameness(np.stack([crop.small for crop in crops])) for label, crops in rows.items()}
+            alike = {label: sameness(thumbnails(crops)) for label, crops in rows.items()}
             if rows:
                 pixels = self._drawn(name, rows, alike, origin)
                 pictures.append(Picture(origin.picture_tag("2_patches", name), jpeg(pixels, 90), *pixels.shape[:2]))

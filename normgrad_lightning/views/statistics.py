@@ -6,6 +6,8 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from normgrad_lightning.views.resampling import Floats
 
@@ -98,17 +100,17 @@ def sameness(crops: Floats) -> float:
     if count < 2:
         return math.nan
     inner = height - 2 * _SHIFT, width - 2 * _SHIFT
-    windows = np.lib.stride_tricks.sliding_window_view(crops, inner, axis=(1, 2))  # K, shifts, shifts, C, h, w
-    windows = _unit(windows.reshape(count, (2 * _SHIFT + 1) ** 2, -1))
+    shifts = torch.from_numpy(crops).unfold(1, inner[0], 1).unfold(2, inner[1], 1)  # K, shifts, shifts, C, h, w
+    windows = _unit(shifts.reshape(count, (2 * _SHIFT + 1) ** 2, -1))
     middles = windows[:, windows.shape[1] // 2]
-    best = np.einsum("id,jsd->ijs", middles, windows, optimize=True).max(axis=2)
-    both = np.maximum(best, best.T)
-    return float(both[np.triu_indices(count, 1)].mean())
+    best = (windows @ middles.T).amax(dim=1)  # not NumPy: the threads of its products get in the way of torch's
+    both = torch.maximum(best, best.T)
+    one, other = torch.triu_indices(count, count, 1)
+    return float(both[one, other].mean())
 
 
-def _unit(values: Floats) -> Floats:
+def _unit(values: Tensor) -> Tensor:
     """Return values `(…, D)` with mean 0 and length 1; what is constant stays 0."""
-    centred = values - values.mean(axis=-1, keepdims=True)
-    length = np.linalg.norm(centred, axis=-1, keepdims=True)
-    result: Floats = np.divide(centred, length, out=np.zeros_like(centred), where=length > 1e-6)
-    return result
+    centred = values - values.mean(dim=-1, keepdim=True)
+    length = centred.norm(dim=-1, keepdim=True)
+    return torch.where(length > 1e-6, centred / length, 0.0)

@@ -12,7 +12,7 @@ from normgrad_lightning.views import patches as module
 from normgrad_lightning.views import table
 from normgrad_lightning.views.coarse import coarse
 from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.patches import PER_CLASS, Box, Crop, Patches, box_around, fingerprints, peaks
+from normgrad_lightning.views.patches import PER_CLASS, Box, Crop, Patches, box_around, fingerprints, peaks, thumbnails
 from normgrad_lightning.views.patches import _Images as Images
 from normgrad_lightning.views.resampling import smoothed
 from normgrad_lightning.views.statistics import sameness
@@ -95,6 +95,15 @@ def test_without_mean_and_std_a_crop_has_the_colours_of_its_whole_image():
     assert np.abs(crop.pixels[..., :3].astype(int) - expected).max() <= 1
 
 
+def test_thumbnails_are_means_of_the_pixels():
+    sides = ((32, 64), (48, 48), (32, 64))
+    crops = [Crop(1.0, 0.0, 0, Box((0, 0), of), np.random.default_rng(0).integers(0, 255, (*of, 4))) for of in sides]
+    for crop, small in zip(crops, thumbnails(crops), strict=True):
+        height, width = crop.pixels.shape[0] // 16, crop.pixels.shape[1] // 16
+        cells = crop.pixels[..., :3].reshape(16, height, 16, width, 3)
+        np.testing.assert_allclose(small, cells.mean(axis=(1, 3)), rtol=1e-5)
+
+
 def test_those_that_stand_out_most_are_shown_the_strongest_first():
     strengths = list(np.linspace(1, 9, 24))
     one = whole_batch(labels=[0] * 12, strengths=strengths[:12], seed=1)
@@ -128,7 +137,7 @@ def test_a_page_has_a_row_for_each_class_with_its_numbers(monkeypatch):
     assert page.step == 5
     titles = [text for text in words if text.startswith("the strongest training signal")]
     assert titles == [f"the strongest training signal ({of})" for of in ("all layers combined", "net.layer2")]
-    alike = {label: sameness(np.stack([crop.small for crop in of])) for label, of in crops.items()}
+    alike = {label: sameness(thumbnails(of)) for label, of in crops.items()}
     for label, name in enumerate(("cat", "dog")):
         assert f"{name}: 6 of 6 images, sameness {alike[label]:.2f}" in words
         assert page.scalars[f"normgrad/sameness/{name}"] == pytest.approx(alike[label])
@@ -173,7 +182,7 @@ def test_memory_is_bounded_for_many_classes_of_large_images():
         batch = whole_batch(labels=labels, size=(500, 500), grids=((8, 8),), seed=start)
         view.add(coarse(batch), LOOK, {label: 1000.0 - label for label in range(start + 50)})
     kept = [crop for crops in view._crops.values() for of in crops.values() for crop in of]
-    assert sum(crop.pixels.nbytes + crop.small.nbytes for crop in kept) < 16e6
+    assert sum(crop.pixels.nbytes for crop in kept) < 16e6
     assert {label for crops in view._crops.values() for label in crops} == set(range(module._CLASSES))
     assert max(max(crop.pixels.shape) for crop in kept) <= 96
 
