@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -84,7 +85,7 @@ class NormGradCallback(Callback):
         order1_inputs: the images that these belong to.
         latest: the latest maps of every kind, as a `MapSet`: `latest["grad_cam"].maps["net.layer4"]`, and those of the
             probe: `latest["probe_order0"]`.
-        skipped: how many events had no map because a gradient was not finite.
+        skipped: how many events lack maps because a gradient was not finite.
 
     Example:
         >>> import torch
@@ -155,12 +156,7 @@ class NormGradCallback(Callback):
         self._memory = Memory(self._messenger)
         self._run: Run | None = None
 
-        self.maps: dict[str, Tensor] = {}
-        self.inputs: Tensor | None = None
-        self.order1: dict[str, dict[str, Tensor]] = {}
-        self.order1_inputs: Tensor | None = None
-        self.latest: dict[str, MapSet] = {}
-        self.skipped = 0
+        self._forget_maps()
 
     if TYPE_CHECKING:
 
@@ -184,8 +180,7 @@ class NormGradCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint's run was."""
-        with self._messenger.guard("going on with the schedule of a checkpoint (of another version?)"):
-            self._memory.load_state_dict(state_dict)
+        self._memory.load_state_dict(state_dict)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Go on also if the checkpoint's run had other flags, or was one of 0.1.0: its state has another key."""
@@ -206,6 +201,7 @@ class NormGradCallback(Callback):
         self._messenger.on_error = self._settings.what.on_error
         if stage != "fit" or not self._is_wanted(trainer):
             return
+        self._messenger.begin_anew()
         if self._settings.when.order1_every_n_steps is not None:
             self._check_order1(trainer, pl_module)
         if self._settings.which.probe is not None:
@@ -216,7 +212,9 @@ class NormGradCallback(Callback):
         if trainer.is_global_zero:
             with self._messenger.guard("looking at the loggers"):
                 report.writers, report.notes = self._destinations(trainer)
-        group, self.latest = self._group(trainer), {}
+        if self.latest:  # of another run
+            self._forget_maps()
+        group = self._group(trainer)
         self._run = Run(self._current_settings, self._memory, self._messenger, report, group, self._keep)
 
     def _is_wanted(self, trainer: Trainer) -> bool:
@@ -229,9 +227,13 @@ class NormGradCallback(Callback):
 
     def _group(self, trainer: Trainer) -> str:
         """What all tags begin with: other callbacks of the run have other tags."""
-        siblings = self._siblings(trainer)
-        before = [one._own_group for one in siblings[: siblings.index(self)]].count(self._own_group)
-        return f"{self._own_group}_{before + 1}" if before else self._own_group
+        taken: list[str] = []
+        for one in self._siblings(trainer):
+            numbered = (f"{one._own_group}_{number}" for number in count(2))
+            taken.append(next(group for group in chain([one._own_group], numbered) if group not in taken))
+            if one is self:
+                break
+        return taken[-1]
 
     def _siblings(self, trainer: Trainer) -> list[NormGradCallback]:
         """The callbacks of the Trainer that look at the run as this one does, and this one, which another may wrap."""
@@ -257,7 +259,7 @@ class NormGradCallback(Callback):
         return writers_for(trainer.loggers, trainer.default_root_dir)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check on every rank that the layers exist; read them on rank 0."""
+        """Check on every rank that the layers exist."""
         if self._run is not None:
             self._run.find_sources(trainer, pl_module)
 
@@ -288,7 +290,7 @@ class NormGradCallback(Callback):
     ) -> None:
         """End the event: take its maps, draw them, and write them."""
         if self._run is not None:
-            self._run.end_batch(trainer, batch, batch_idx)
+            self._run.end_batch(trainer, pl_module, batch, batch_idx)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop an event whose batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
@@ -302,10 +304,12 @@ class NormGradCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the hooks off and forget the model when training breaks off: there will be no teardown."""
-        if self._run is not None:
-            self._run.drop_event()
-            self._run.finish_report(trainer)
-        self._forget_run()
+        self._messenger.on_error = "warn"  # an error of ours must not take the place of theirs
+        try:
+            if self._run is not None:
+                self._run.finish_report(trainer)
+        finally:
+            self._forget_run()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the model after training."""
@@ -320,9 +324,17 @@ class NormGradCallback(Callback):
         """The flags as they are now."""
         return self._settings
 
-    def _keep(self, map_sets: Sequence[MapSet], skipped: int) -> None:
+    def _forget_maps(self) -> None:
+        self.maps: dict[str, Tensor] = {}
+        self.inputs: Tensor | None = None
+        self.order1: dict[str, dict[str, Tensor]] = {}
+        self.order1_inputs: Tensor | None = None
+        self.latest: dict[str, MapSet] = {}
+        self.skipped = 0
+
+    def _keep(self, map_sets: Sequence[MapSet], is_skipped: bool) -> None:
         """Let the attributes show the latest maps."""
-        self.skipped += skipped
+        self.skipped += is_skipped
         self.latest = {**self.latest, **{one.name: one for one in map_sets}}
         of_batch = [one for one in map_sets if one.source == MapSet.source]
         order1 = {one.name: one for one in of_batch if one.kind.needs_passes}
@@ -334,7 +346,10 @@ class NormGradCallback(Callback):
 
     @property
     def patches(self) -> dict[str, dict[str, list[Crop]]]:
-        """The latest patches by map and class, the strongest first: `patches["combined"]["dog"][0].pixels`."""
+        """The latest patches by map and class, the strongest first: `patches["combined"]["dog"][0].pixels`.
+
+        Empty if there is no logger to show them.
+        """
         return self._memory.collected.patches
 
     def figure(self, kind: str = "order0") -> Image:

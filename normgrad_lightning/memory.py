@@ -28,6 +28,7 @@ class Memory:
     """
 
     def __init__(self, messenger: Messenger) -> None:
+        self._messenger = messenger
         self.schedule = Schedule()
         self.choice = ImageChoice()
         self.probe_images = ProbeImages(messenger)
@@ -41,9 +42,14 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on."""
-        return {name: value for part in vars(self).values() for name, value in part.state_dict().items()}
+        return {name: value for part in self._parts for name, value in part.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the checkpoint's run was."""
-        for part in vars(self).values():
-            part.load_state_dict(state)
+        """Go on where the checkpoint's run was. A part that cannot be read begins anew, and the others go on."""
+        for part in self._parts:
+            with self._messenger.guard("going on with the schedule or images of a checkpoint (of another version?)"):
+                part.load_state_dict(state)
+
+    @property
+    def _parts(self) -> list[Any]:
+        return [self.schedule, self.choice, self.probe_images, self.film, self.collected]

@@ -49,13 +49,15 @@ class Page:
     films: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        tags = Counter([*(picture.tag for picture in self.pictures), *self.scalars, *self.maps, *self.films])
-        tag, count = max(tags.items(), key=itemgetter(1), default=("", 0))
-        if count > 1:
-            raise ValueError(f"`page`: expected each tag once, but got {tag!r} {count} times.")
-        odd = [tag for tag in tags if not {"", ".", ".."}.isdisjoint(tag.split("/"))]
+        _check_that_each_is_there_once(self.tags)
+        odd = [tag for tag in self.tags if not {"", ".", ".."}.isdisjoint(tag.split("/"))]
         if odd:
             raise ValueError(f"`tag`: expected names with single slashes between them, but got {odd[0]!r}.")
+
+    @property
+    def tags(self) -> list[str]:
+        """What all of this is logged under."""
+        return [*(picture.tag for picture in self.pictures), *self.scalars, *self.maps, *self.films]
 
     @property
     def size(self) -> int:
@@ -66,6 +68,7 @@ class Page:
     @classmethod
     def joined(cls, pages: Sequence[Page]) -> Page:
         """One page with all that these show. They belong to one step."""
+        _check_that_each_is_there_once([tag for page in pages for tag in page.tags])
         return cls(
             pages[0].step,
             [picture for page in pages for picture in page.pictures],
@@ -73,3 +76,9 @@ class Page:
             {tag: values for page in pages for tag, values in page.maps.items()},
             {tag: film for page in pages for tag, film in page.films.items()},
         )
+
+
+def _check_that_each_is_there_once(tags: Sequence[str]) -> None:
+    tag, count = max(Counter(tags).items(), key=itemgetter(1), default=("", 0))
+    if count > 1:
+        raise ValueError(f"`page`: expected each tag once, but got {tag!r} {count} times.")

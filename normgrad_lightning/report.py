@@ -41,8 +41,12 @@ class Report:
     writers: Sequence[Writer] = ()
     notes: Sequence[str] = ()
 
-    def read(self, batch: MapSet, look: Look, draw: Draw) -> None:
-        """Collect what views need of a whole batch."""
+    def wants_batches(self, draw: Draw) -> bool:
+        """Whether a view that somebody will see needs the maps of whole batches."""
+        return bool(self.writers) and draw.collects
+
+    def collect(self, batch: MapSet, look: Look, draw: Draw) -> None:
+        """Let views take what they need of a whole batch."""
         self.collected.add(batch, look, draw, self.messenger.guard)
 
     def show(self, trainer: Trainer, map_sets: Sequence[MapSet], look: Look, draw: Draw, about: Sequence[str]) -> None:
@@ -55,7 +59,8 @@ class Report:
             draw: what to show.
             about: sentences on what is read, for the first announcement.
         """
-        written = self._write(self._page(map_sets, look, draw)) if self.writers else []
+        page = self._page(map_sets, look, draw) if self.writers else None
+        written = self.writers if page is None else self._write(page)  # a film alone comes at the end
         if not self._is_announced and (written or not self.writers):
             self._is_announced = True
             for note in self.notes:
@@ -70,9 +75,8 @@ class Report:
         if self.writers:
             with self.messenger.guard("making the film"):
                 page = self.film.page(look)
-        written = self._write(page)
-        if written:
-            films = ", ".join(f"{tag}.webp" for tag in page.films) if page is not None else ""
+        if page is not None and (written := self._write(page)):
+            films = ", ".join(f"{tag}.webp" for tag in page.films)
             self.messenger.announce(trainer, f"NormGrad wrote a film of the probe, {films}, to {_places(written)}.")
 
     def _page(self, map_sets: Sequence[MapSet], look: Look, draw: Draw) -> Page | None:
@@ -83,14 +87,13 @@ class Report:
         pages = pages_of(map_sets, look, draw.shows, guard) + self.collected.pages(map_sets, look, draw, guard)
         return Page.joined(pages) if pages else None
 
-    def _write(self, page: Page | None) -> list[Writer]:
+    def _write(self, page: Page) -> list[Writer]:
         """The writers that have written the page."""
         written: list[Writer] = []
-        if page is not None:
-            for writer in self.writers:
-                with self.messenger.guard(f"writing to {writer.where}"):
-                    writer.write(page)
-                    written.append(writer)
+        for writer in self.writers:
+            with self.messenger.guard(f"writing to {writer.where}"):
+                writer.write(page)
+                written.append(writer)
         return written
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normgrad_lightning.events.event import Event, Source
@@ -40,7 +40,7 @@ class Run:
         messenger: for warnings.
         report: takes what is seen to the loggers.
         group: what all tags begin with.
-        keep: is called with the maps of each event, and with how many sources had none for lack of finite gradients.
+        keep: is called with the maps of each event, and with whether some are missing: gradients were not finite.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Run:
         messenger: Messenger,
         report: Report,
         group: str,
-        keep: Callable[[Sequence[MapSet], int], None],
+        keep: Callable[[Sequence[MapSet], bool], None],
     ) -> None:
         self._current_settings = settings
         self._memory = memory
@@ -64,6 +64,7 @@ class Run:
         self._classes: Sequence[str] | None = None
         self._event: Event | None = None
         self._step = 0
+        self._saw_backward = False
         self._last: _Last | None = None
 
     @property
@@ -106,7 +107,7 @@ class Run:
         """Begin an event if one is due."""
         if self._training_step is None:
             return
-        self._step, self._last = trainer.global_step, None
+        self._step, self._last, self._saw_backward = trainer.global_step, None, False
         is_last, when, schedule = is_last_step(trainer, batch_idx), self._settings.when, self._memory.schedule
         if schedule.is_due(self._step, when, is_last=is_last):
             with_order1 = schedule.order1_is_due(self._step, when, is_last=is_last)
@@ -116,12 +117,14 @@ class Run:
 
     def after_backward(self) -> None:
         """Let the event know of training's backward pass."""
+        self._saw_backward = True
         if self._event is not None:
             self._event.after_backward()
 
-    def end_batch(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+    def end_batch(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         """End the event: take its maps, draw them, and write them."""
-        if self._sources:
+        may_have_trained = self._saw_backward or not module.automatic_optimization
+        if self._sources and may_have_trained:
             self._last = _Last(batch, batch_idx)
         self._end_event(trainer)
 
@@ -145,8 +148,7 @@ class Run:
 
     @property
     def _collects(self) -> bool:
-        """Whether a view that somebody will see needs the maps of whole batches."""
-        return self._settings.draw.collects and bool(self._report.writers)
+        return self._report.wants_batches(self._settings.draw)
 
     def _begin_event(
         self,
@@ -162,7 +164,7 @@ class Run:
         labels = masks = None
         with self._messenger.guard("finding the labels of a batch"):
             labels = labels_of(module, batch)
-        if self._collects:
+        if self._settings.draw.collects:
             with self._messenger.guard("finding the masks of a batch"):
                 masks = masks_of(module, batch)
         with self._messenger.guard("beginning an event"):
@@ -186,9 +188,10 @@ class Run:
             return
         with self._ended(self._event) as event:
             self._memory.schedule.note(event)
-            with self._messenger.guard("reading the maps"):
+            with self._messenger.guard("collecting from a batch"):
                 self._collect(event)
-                if not event.is_reading:
+            if not event.is_reading:
+                with self._messenger.guard("reading the maps"):
                     self._show(trainer, event)
 
     @contextmanager
@@ -206,12 +209,12 @@ class Run:
         """Give the maps of the whole batch to the views that collect them."""
         batch = self._training_step.whole_batch(event) if self._collects and self._training_step is not None else None
         if batch is not None:
-            self._report.read(batch, self._settings.look, self._settings.draw)
+            self._report.collect(batch, self._settings.look, self._settings.draw)
 
     def _show(self, trainer: Trainer, event: Event) -> None:
         """Keep the maps of an event, draw its page, and give that to every writer."""
         map_sets = event.map_sets(self._messenger)
-        self._keep(map_sets, event.skipped)
+        self._keep(map_sets, event.skipped > 0)
         if event.skipped:
             self._messenger.warn_once(
                 "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
@@ -224,10 +227,9 @@ class Run:
     def _look_back(self, trainer: Trainer, module: LightningModule) -> None:
         """Show the last step in a pass of its own if it was no event: training has ended without notice."""
         last, self._last = self._last, None
-        when, schedule = self._settings.when, self._memory.schedule
+        step, when, schedule = self._training_step, self._settings.when, self._memory.schedule
         if last is None or schedule.last_event is None or not schedule.is_due(self._step, when, is_last=True):
             return
-        with suppress(ValueError):  # no loss to run it again with
-            self._sources[0].look_back()
+        if step is not None and step.look_back():
             self._begin_event(trainer, module, *last, with_order1=when.order1_every_n_steps is not None)
-        self._end_event(trainer)
+            self._end_event(trainer)

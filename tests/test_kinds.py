@@ -31,6 +31,30 @@ def maps_of(kind, factor=1.0):
     return run_passes(model, scaled, [images_labels], ["stage2"], [kind], step, ReadOptions()).maps[kind]["stage2"]
 
 
+def passes_of(kinds):
+    torch.manual_seed(0)
+    model, images_labels = ResNet(smooth=True).double().eval(), batch(3, (16, 16), dtype=torch.float64)
+    step = InnerStep(EPSILON)
+    return run_passes(model, loss_fn, [images_labels], ["stage2"], kinds, step, ReadOptions()).maps
+
+
+def test_what_a_step_gives_can_be_read_in_passes_too():
+    """As for a probe: all such kinds together, and each alone."""
+    together = passes_of(READ_KINDS)
+    for kind in READ_KINDS:
+        for maps in (together, passes_of([kind])):
+            torch.testing.assert_close(maps[kind]["stage2"], maps_of(kind), rtol=1e-9, atol=1e-15)
+
+
+def test_passes_take_a_kind_from_the_table_of_readings(monkeypatch):
+    def signed_sum(point, x):
+        kept = point.view(x.clone())
+        return lambda g: (kept * point.view(g)).sum(1)
+
+    monkeypatch.setitem(READINGS, "grad_cam", signed_sum)
+    torch.testing.assert_close(passes_of(["grad_cam"])["grad_cam"]["stage2"], maps_of("grad_cam"), rtol=1e-9, atol=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_that_scales_with_the_loss_does_and_another_does_not(kind):
     """ε is divided by the factor: order1(s·loss, ε) = s·order1(loss, s·ε)."""

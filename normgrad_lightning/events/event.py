@@ -40,9 +40,6 @@ class Source(Protocol):
     def forget(self, event: Event) -> None:
         """The event is over: keep nothing of it."""
 
-    def look_back(self) -> None:
-        """Training is over: let the next event read the last step once more, in a pass of its own."""
-
     def conclude(self) -> None:
         """Training is over: warn of what could not be known in any of its events."""
 

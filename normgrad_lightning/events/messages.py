@@ -26,7 +26,7 @@ def warn(sentence: str) -> None:
 
 
 class Messenger:
-    """Tells the user what a run should know of, each thing once.
+    """Tells the user what there is to know of a run, each thing once.
 
     Args:
         on_error: `"warn"` turns failures into warnings; `"raise"` lets them stop training, for debugging.
@@ -39,6 +39,10 @@ class Messenger:
         self.on_error = on_error
         self.phrase: Callable[[str], str] = str
         self._known: set[str] = set()
+
+    def begin_anew(self) -> None:
+        """Tell everything once more: there is a new run."""
+        self._known.clear()
 
     def warn_once(self, sentence: str, cause: str | None = None) -> None:
         """Warn, unless there was a warning of this cause (by default, with this sentence) before."""

@@ -93,9 +93,6 @@ class Order1Passes:
     def forget(self, event: Event) -> None:
         """Nothing: the maps are the event's."""
 
-    def look_back(self) -> None:
-        """Nothing: these are passes of their own."""
-
     def conclude(self) -> None:
         """Nothing: each event warns of its own."""
 

@@ -305,9 +305,6 @@ class ProbePasses:
     def forget(self, event: Event) -> None:
         """Nothing: the maps are the event's."""
 
-    def look_back(self) -> None:
-        """Nothing: these are passes of their own."""
-
     def conclude(self) -> None:
         """Warn if there was no validation batch to take images of."""
         probe = self._settings.which.probe

@@ -61,7 +61,8 @@ class What:
     @property
     def kinds(self) -> list[str]:
         """What to read of the training step: order 0, and the kinds whose flag is on."""
-        return [kind for kind in READ_KINDS if getattr(self, kind, True)]
+        first, *others = READ_KINDS
+        return [first, *(kind for kind in others if getattr(self, kind))]
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,11 @@ class Settings:
     def read_first(self) -> int | None:
         """How many images of a batch need to be read, from the first on; None: all."""
         return None if self.draw.collects else self.which.read_first
+
+    @property
+    def recording(self) -> tuple[Any, ...]:
+        """What hooks are put on the model for: other values of these need other hooks."""
+        return self.what.layers, self.what.kinds, self.read, self.read_first
 
     def flags(self) -> dict[str, Any]:
         """Each flag's value, by its name."""

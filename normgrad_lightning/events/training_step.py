@@ -94,9 +94,10 @@ class TrainingStep:
                 self._watch.begin(event)
 
     def renew(self) -> None:
-        """Look at the model anew if it has other modules since, or compiled ones."""
+        """Look at the model anew if it has other modules since, or compiled ones, or if flags ask for other maps."""
         with self._messenger.guard("looking at the model"):
-            if self._watch is not None and not self._watch.is_up_to_date():
+            is_the_same = self._watched_with.recording == self._settings.recording
+            if self._watch is not None and not (is_the_same and self._watch.is_up_to_date()):
                 self._watch = self._chosen_watch() or self._watch
 
     def after_backward(self, event: Event) -> None:
@@ -118,7 +119,7 @@ class TrainingStep:
         recorder: NormGrad | None = event.seen.get(self)
         if recorder is None:
             return []
-        maps_of = {kind: _on_cpu(recorder, kind, event) for kind in self._settings.what.kinds}
+        maps_of = {kind: _on_cpu(recorder, kind, event) for kind in recorder.kinds}
         if not recorder.has_run and event.saw_backward:
             self._rehearse_instead()
         totals = {(kind, layer): float(m.sum()) for kind, maps in maps_of.items() for layer, m in maps.items()}
@@ -144,7 +145,7 @@ class TrainingStep:
             recorder.images,
             {layer: recorder.images_of(layer) for layer in maps},
             recorder.layers,
-            self._settings.variant,
+            self._watched_with.variant,
             labels=event.labels,
             shares=signal(maps, count).tolist(),
             masks=event.masks,
@@ -152,7 +153,7 @@ class TrainingStep:
 
     def _check_labels(self, event: Event, count: int) -> None:
         """Do without labels if they belong to other images, or to several views of each."""
-        if event.labels is not None and self._settings.read_first is None and len(event.labels) != count:
+        if event.labels is not None and self._watched_with.read_first is None and len(event.labels) != count:
             event.labels = None
 
     def forget(self, event: Event) -> None:
@@ -180,7 +181,7 @@ class TrainingStep:
         if event.places is None:
             event.places = self._choice.places(self._settings.which, order0, count, event.labels)
         places = [place for place in event.places if place < count]
-        shares = None if self._settings.read_first is not None else signal(order0, count)[places].tolist()
+        shares = None if self._watched_with.read_first is not None else signal(order0, count)[places].tolist()
         distinct = {id(images): images for images in [recorder.images, *images_of.values()]}
         copies = {key: picked(images, places) for key, images in distinct.items()}
         return [
@@ -190,7 +191,7 @@ class TrainingStep:
                 copies[id(recorder.images)],
                 {layer: copies[id(images_of[layer])] for layer in maps},
                 recorder.layers,
-                self._settings.variant,
+                self._watched_with.variant,
                 labels=event.labels_at(places),
                 shares=shares,
             )
@@ -200,6 +201,7 @@ class TrainingStep:
     def _chosen_watch(self) -> Watch | None:
         """The step itself where it can be read, else a rehearsal; None, and a warning, if there is no way."""
         module, layers, self._hint = self._module, self._settings.what.layers, ""
+        self._watched_with = self._settings
         if must_rehearse(module, layers, self._settings.read.target):
             try:
                 return self._rehearsal()
@@ -218,15 +220,15 @@ class TrainingStep:
         check_training_loss(self._trainer, self._module, "`layers`: maps of layers inside of compiled code")
         return Rehearsal(self._module, self._settings)
 
-    def look_back(self) -> None:
-        """Read a step that is over: from now on, in a rehearsal.
-
-        Raises:
-            ValueError: there is no loss for that.
-        """
-        rehearsal = self._rehearsal()
+    def look_back(self) -> bool:
+        """From now on read steps that are over, in a rehearsal; False if there is no loss for that."""
+        try:
+            rehearsal = self._rehearsal()
+        except ValueError:
+            return False
         rehearsal.layers = self.layers
         self._watch = rehearsal
+        return True
 
     def _rehearse_instead(self) -> None:
         """No layer was seen at work: they may be in compiled functions, which a rehearsal runs eagerly."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from normgrad_lightning import functional
 from normgrad_lightning.checks import check_flag, check_positive
 from normgrad_lightning.functional import hessian_factor
-from normgrad_lightning.kinds import EPSILON, KINDS, MapKind
+from normgrad_lightning.kinds import EPSILON, KINDS, READ_KINDS, MapKind
 from normgrad_lightning.passes.batches import copied
 from normgrad_lightning.passes.one_pass import (
     LAYERS,
@@ -40,7 +40,7 @@ from normgrad_lightning.passes.pairs import (
     PairRecorder,
     Pairs,
     copy,
-    grad_cam_maps_of,
+    maps_read_from,
     maps_with_hessian,
     maps_without_hessian,
     norms,
@@ -118,12 +118,15 @@ class InnerStepPasses:
         return maps | {kind.name: _combined(kind, maps) for kind in asked if kind.made_of}
 
     def _read_kinds(self, batch: Any, kinds: Collection[str]) -> dict[str, LayerMaps]:
-        """Order 0 and Grad-CAM, those of them that are asked for, in one pass at θ."""
-        if "grad_cam" not in kinds:
-            return {"order0": self.order0(batch)} if "order0" in kinds else {}
+        """Those that a training step would give, in one pass at θ."""
+        wanted = [kind for kind in READ_KINDS if kind in kinds]
+        if wanted == ["order0"]:
+            return {"order0": self.order0(batch)}
+        if not wanted:
+            return {}
         self._weights.move(None, 0.0)
         pairs, _ = self._read(batch, copy)
-        return {"order0": maps_without_hessian(pairs, factorised=False), "grad_cam": grad_cam_maps_of(pairs)}
+        return {kind: maps_read_from(pairs, kind) for kind in wanted}
 
     def order0(self, batch: Any) -> LayerMaps:
         """The order-0 maps of one batch."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from normgrad_lightning.functional import corrected_gradient, grad_cam
-from normgrad_lightning.recording.readings import Point, Reading, add_up
+from normgrad_lightning.functional import corrected_gradient
+from normgrad_lightning.recording.readings import READINGS, Point, Reading, add_up
 from normgrad_lightning.recording.recorder import NormGrad
 
 LayerMaps = dict[str, Tensor]
@@ -100,9 +100,14 @@ def maps_without_hessian(first: Pairs, *, factorised: bool) -> LayerMaps:
     return {name: add_up([_order0(pair, factorised) for pair in pairs]) for name, pairs in first.items()}
 
 
-def grad_cam_maps_of(pairs: Pairs) -> LayerMaps:
-    """Grad-CAM maps of a pass that kept activations, for what lowers the loss."""
-    return {name: add_up([grad_cam(pair.x, -pair.g) for pair in of_layer]) for name, of_layer in pairs.items()}
+def maps_read_from(pairs: Pairs, kind: str) -> LayerMaps:
+    """Maps of a kind that a training step gives, of a pass that kept activations."""
+    return {name: add_up([_read(kind, pair) for pair in of_layer]) for name, of_layer in pairs.items()}
+
+
+def _read(kind: str, pair: Pair) -> Tensor:
+    as_it_is = pair.point._replace(view=lambda t: t)  # both tensors are `(N, C, *S)` already
+    return READINGS[kind](as_it_is, pair.x)(pair.g)  # type: ignore[no-any-return]
 
 
 def maps_with_hessian(first: Pairs, plus: Pairs, minus: Pairs, factor: float, *, factorised: bool) -> LayerMaps:

@@ -91,7 +91,7 @@ class NormGrad:
                 "`model`: expected a module that is not compiled, but got a compiled one, which hooks cannot read. "
                 "Use `order0_maps`, which runs it eagerly in a pass of its own."
             )
-        self._kinds = tuple(kinds)
+        self.kinds = tuple(kinds)
         self._readings = [READINGS[kind] for kind in kinds]
         self._num_images = num_images
         self._observer = Observer(
@@ -161,7 +161,7 @@ class NormGrad:
         Of order 0, or of the first kind if order 0 is not recorded. Layers that cannot be read are named in a warning,
         once. A dict, which a notebook shows as a picture, as long as the recorder has the images.
         """
-        return self._maps_and_warnings(ORDER0 if ORDER0 in self._kinds else self._kinds[0])
+        return self._maps_and_warnings(ORDER0 if ORDER0 in self.kinds else self.kinds[0])
 
     def maps_of(self, kind: str) -> Maps:
         """The same as `maps`, of this kind."""
@@ -169,13 +169,13 @@ class NormGrad:
 
     def latest_maps(self, kind: str = ORDER0) -> dict[str, Tensor]:
         """The same as `maps_of`, without a warning."""
-        if kind not in self._kinds:
-            recorded = ", ".join(map(repr, self._kinds))
+        if kind not in self.kinds:
+            recorded = ", ".join(map(repr, self.kinds))
             raise ValueError(
                 f"`kind`: expected a kind that is recorded, {recorded}, but got {kind!r}. "
                 "Name it in `NormGrad(kinds=...)`."
             )
-        place = self._kinds.index(kind)
+        place = self.kinds.index(kind)
         return {name: add_up([part[place] for part in parts]) for name, parts in self._parts().items()}
 
     @property
@@ -253,9 +253,9 @@ class NormGrad:
 
     def _lit(self) -> set[str]:
         """The layers whose latest maps are not zero everywhere."""
-        if ORDER0 not in self._kinds:
+        if ORDER0 not in self.kinds:
             return set(self._latest)
-        place = self._kinds.index(ORDER0)
+        place = self.kinds.index(ORDER0)
         maps = [(name, part[place]) for name, latest in self._latest.items() for _, part in latest.parts]
         if not maps:
             return set()

@@ -64,7 +64,8 @@ class Collected:
             with guard(f"drawing {name}"):
                 pages.append(self.views[name].page(self._signal.shown, look))
         if draw.shows("curves"):
-            pages.append(self._drift.page(map_sets))
+            with guard("drawing the drift of a probe"):
+                pages.append(self._drift.page(map_sets))
         self._signal.begin_anew()
         return [page for page in pages if page is not None]
 

@@ -22,6 +22,8 @@ Scale = Literal["robust", "image", "shared"]
 View = Literal["overview", "panels", "patches", "atlas", "curves", "film"]
 """What can be shown: see the tables `VIEWS` and `COLLECTED_VIEWS`; the film is made at the end."""
 
+_OF_SHOWN_IMAGES = ("overview", "panels", "film")
+
 Statistic: TypeAlias = float | Sequence[float] | None
 
 
@@ -67,7 +69,7 @@ class Draw:
     @property
     def collects(self) -> bool:
         """Whether a view needs the maps of all images, also between events."""
-        return any(map(self.shows, ("patches", "atlas", "curves")))
+        return any(self.shows(view) for view in get_args(View) if view not in _OF_SHOWN_IMAGES)
 
     def shows(self, view: str) -> bool:
         """Whether a view is on."""

@@ -33,13 +33,13 @@ def collecting(**flags):
 @pytest.fixture
 def readings(monkeypatch):
     """The whole batches that are read, in order."""
-    read, original = [], Report.read
+    read, original = [], Report.collect
 
     def note(self, batch, *rest):
         read.append(batch)
         original(self, batch, *rest)
 
-    monkeypatch.setattr(Report, "read", note)
+    monkeypatch.setattr(Report, "collect", note)
     return read
 
 

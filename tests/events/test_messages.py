@@ -1627,6 +1627,16 @@ CASES: dict[str, Case] = {
         lambda here: here.train(mean=[0.5, 0.5], trainer={"logger": TensorBoardLogger(here.folder)}, views="patches"),
         "collect*", "patches", GOES_ON, "ValueError: `mean`", "3", "channel*", "2", "`mean`", "normalised|normalized",
     ),
+    "failed: collecting from a batch": failed(
+        lambda here: here.broken("coarse").train(trainer={"logger": TensorBoardLogger(here.folder)}, views="patches"),
+        "collect*", "batch", GOES_ON, "RuntimeError: we are broken",
+    ),
+    "failed: drift": failed(
+        lambda here: here.broken("drift").train(
+            trainer={"logger": TensorBoardLogger(here.folder)}, views="curves", probe="train"
+        ),
+        "draw*", "drift", "probe", GOES_ON, "RuntimeError: we are broken",
+    ),
     "failed: drawing": failed(
         lambda here: here.train(mean=[0.5, 0.5], trainer={"logger": TensorBoardLogger(here.folder)}, views="panels"),
         "draw*", GOES_ON, "ValueError: `mean`", "3", "channel*", "2", "`mean`", "normalised|normalized",

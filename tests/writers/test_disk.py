@@ -94,3 +94,5 @@ def test_a_tag_is_used_once():
     page = view(0)
     with pytest.raises(ValueError, match=r"expected each tag once, but got 'normgrad_order0/03_layer3\.1' 2 times"):
         Page(0, page.pictures, {page.pictures[0].tag: 1.0})
+    with pytest.raises(ValueError, match=r"expected each tag once, but got 'normgrad/energy' 2 times"):
+        Page.joined([Page(0, scalars={"normgrad/energy": 1.0}), Page(0, scalars={"normgrad/energy": 2.0})])
