@@ -27,6 +27,9 @@ from torch import nn
 
 from normgrad_lightning.views.origin import COMBINED
 
+ALIKE, MORE_ALIKE = 0.7, 0.2
+"""A rule that would warn of a class: the sameness of its patches, and how much it has risen since the first event."""
+
 DAMAGE = 0.2
 """Validation shows the damage if accuracy without the shortcut is this much lower than with it."""
 
@@ -182,6 +185,23 @@ def row(case: Case, seeds: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def warned_of(entries: Sequence[Entry]) -> set[str]:
+    """The classes that a rule would warn of: patches of the combined map that look alike, and more than at first."""
+    first = entries[0].alike.get(COMBINED, {})
+    later = [alike for entry in entries[1:] for alike in entry.alike.get(COMBINED, {}).items()]
+    return {of for of, value in later if value >= ALIKE and value >= first.get(of, math.inf) + MORE_ALIKE}
+
+
+def rule(case: Case, runs: Sequence[Sequence[Sequence[Entry]]]) -> str:
+    """In how many runs the rule warns, rightly and wrongly."""
+    found = sum(not warned_of(marked).isdisjoint(case.classes) for marked, _ in runs)
+    false = sum(bool(warned_of(clean)) for _, clean in runs)
+    return (
+        f"{case.name}: sameness of at least {ALIKE}, and {MORE_ALIKE} above the first event, would warn of a class "
+        f"with the shortcut in {found} of {len(runs)} runs; of any class in {false} of {len(runs)} runs without it."
+    )
+
+
 HEAD = [
     "| | map | patches on it at step 0 | half of them, from step | at the end | chance | damage in validation, from "
     "step | accuracy without it | with it | of the control |",
@@ -202,12 +222,14 @@ def main() -> None:
     quiet_lightning()
     torch.set_num_threads(1)
     cases = cases_of_photographs(args.data, args.quick) if args.data else cases_of_shapes(args.quick)
-    table, kept = list(HEAD), {}
+    table, rules, kept = list(HEAD), [], {}
     for case in (case for case in cases if args.only in case.name):
         runs = [[run(case, seed, is_marked, args.every) for is_marked in (True, False)] for seed in range(args.seeds)]
         table += row(case, [result(case, *pair) for pair in runs])
+        rules.append(rule(case, runs))
         kept[case.name] = [[[asdict(entry) for entry in entries] for entries in pair] for pair in runs]
         print("\n".join(table if len(kept) == 1 else table[-2:]), flush=True)
+    print("", *rules, sep="\n")
     if args.json:
         args.json.write_text(json.dumps(kept))
 

@@ -103,6 +103,18 @@ def test_stickers_are_drawn_on_photographs_of_ones_own(shortcuts, tmp_path):
         shortcuts.photographs(tmp_path / "empty", "train", 96, stickers=True)
 
 
+def test_the_rule_on_sameness_asks_for_much_and_for_more_than_at_first(example):
+    def entries(*alike):
+        return [SimpleNamespace(alike={"combined": of}) for of in alike]
+
+    assert example.warned_of(entries({"cat": 0.4, "dog": 0.6}, {"cat": 0.7, "dog": 0.75}, {"cat": 0.1})) == {"cat"}
+    assert not example.warned_of(entries({"cat": 0.1}, {"cat": 0.69}))
+    assert not example.warned_of(entries({}, {"cat": 0.9}))  # nothing to compare with
+    case = SimpleNamespace(name="pets", classes=["cat", "dog"])
+    same, alike = entries({"cat": 0.3}, {"cat": 0.4}), entries({"cat": 0.3}, {"cat": 0.8})
+    assert "in 1 of 2 runs; of any class in 0 of 2 runs" in example.rule(case, [(alike, same), (same, same)])
+
+
 def test_patches_show_a_mark_and_without_it_they_do_not(tmp_path):
     """One seed of the study, short: the mark in a corner. Chance is what the run without it shows."""
     done = run_python(tmp_path, SCRIPT, "--quick", "--only", "corner", "--seeds", "1")
