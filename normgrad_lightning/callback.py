@@ -163,7 +163,10 @@ class NormGradCallback(Callback):
         def __getattr__(self, name: str) -> Any: ...  # flags are attributes
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. A flag is checked, and counts from the next event on; `name` and `enabled` from the next `fit`."""
+        """Set an attribute. A flag is checked, and counts from the next event on.
+
+        `enabled`, `name` and `classes` count from the next `fit` on.
+        """
         if name in FLAGS and "_settings" in vars(self):
             self._settings = self._settings.with_flag(name, value)
             value = self._settings.flags()[name]
