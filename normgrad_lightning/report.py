@@ -60,7 +60,8 @@ class Report:
             about: sentences on what is read, for the first announcement.
         """
         page = self._page(map_sets, look, draw) if self.writers else None
-        written = self.writers if page is None else self._write(page)  # a film alone comes at the end
+        comes_later = self.writers if draw.views == ("film",) else ()
+        written = comes_later if page is None else self._write(page)
         if not self._is_announced and (written or not self.writers):
             self._is_announced = True
             for note in self.notes:

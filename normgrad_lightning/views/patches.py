@@ -105,8 +105,8 @@ class Patches:
             return
         images, kept = _Images(batch.images, look), strongest(signal, _CLASSES)
         for name, maps in batch.focus.items():
-            crops, offered = only(self._crops.get(name, {}), kept), {}
-            found = peaks(maps, images.size)
+            crops = {label: list(row) for label, row in only(self._crops.get(name, {}), kept).items()}
+            found, offered = peaks(maps, images.size), {}
             for number in sorted(range(len(found)), key=lambda number: -found[number].ratio):
                 (ratio, place), label = found[number], batch.labels[number]
                 if label in kept:

@@ -217,6 +217,16 @@ def test_signals_as_strips_and_volumes_as_the_slice_with_the_peak(size, grids, p
     assert drawn.height > 2 * 48
 
 
+def test_a_batch_that_cannot_be_cut_leaves_the_others_as_they_are():
+    view, look = Patches(), Look(mean=[0.5] * 3, std=[1.0] * 3)
+    view.add(coarse(whole_batch()), look, {0: 1.0, 1: 1.0})
+    before = view.crops("combined", 0)
+    with pytest.raises(ValueError, match="`std`: expected one number or 1"):
+        view.add(coarse(whole_batch(channels=1, strengths=[9.0] * 4, seed=1)), look, {0: 1.0, 1: 1.0})
+    assert view.crops("combined", 0) == before
+    assert view.page((0, 1), look).pictures
+
+
 def test_without_images_there_is_nothing_to_crop():
     batch = whole_batch()
     view = collected(type(batch)(**{**vars(batch), "images": None, "images_of": dict.fromkeys(batch.maps)}))
