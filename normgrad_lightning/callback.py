@@ -85,7 +85,8 @@ class NormGradCallback(Callback):
         order1_inputs: the images that these belong to.
         latest: the latest maps of every kind, as a `MapSet`: `latest["grad_cam"].maps["net.layer4"]`, and those of the
             probe: `latest["probe_order0"]`.
-        skipped: how many events lack maps because a gradient was not finite.
+        skipped: how often an event lacked maps because gradients were not finite; those of the step, of order 1 and of
+            the probe count each.
 
     Example:
         >>> import torch
@@ -335,9 +336,9 @@ class NormGradCallback(Callback):
         self.latest: dict[str, MapSet] = {}
         self.skipped = 0
 
-    def _keep(self, map_sets: Sequence[MapSet], is_skipped: bool) -> None:
+    def _keep(self, map_sets: Sequence[MapSet], skipped: int) -> None:
         """Let the attributes show the latest maps."""
-        self.skipped += is_skipped
+        self.skipped += skipped
         self.latest = {**self.latest, **{one.name: one for one in map_sets}}
         of_batch = [one for one in map_sets if one.source == MapSet.source]
         order1 = {one.name: one for one in of_batch if one.kind.needs_passes}

@@ -40,7 +40,7 @@ class Run:
         messenger: for warnings.
         report: takes what is seen to the loggers.
         group: what all tags begin with.
-        keep: is called with the maps of each event, and with whether some are missing: gradients were not finite.
+        keep: is called with the maps of each event, and with how many sources had none for lack of finite gradients.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Run:
         messenger: Messenger,
         report: Report,
         group: str,
-        keep: Callable[[Sequence[MapSet], bool], None],
+        keep: Callable[[Sequence[MapSet], int], None],
     ) -> None:
         self._current_settings = settings
         self._memory = memory
@@ -214,7 +214,7 @@ class Run:
     def _show(self, trainer: Trainer, event: Event) -> None:
         """Keep the maps of an event, draw its page, and give that to every writer."""
         map_sets = event.map_sets(self._messenger)
-        self._keep(map_sets, event.skipped > 0)
+        self._keep(map_sets, event.skipped)
         if event.skipped:
             self._messenger.warn_once(
                 "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
