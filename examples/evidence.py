@@ -36,25 +36,26 @@ class Study(NamedTuple):
 def studies(out: Path, pets: Path | None, quick: bool) -> list[Study]:
     """What to run; each leaves its pictures and figures in a folder of its own."""
     small = ["--quick"] if quick else []
-    found = [
-        Study("paper_figures", ["09_paper_figures.py", "--out", str(out / "paper_figures"), *small], IMAGENET),
-        Study("shapes_with_masks", ["10_photographs_with_masks.py", "--data", "shapes", *_out(out, "shapes"), *small]),
-        Study("sanity_checks", ["11_sanity_checks.py", *_out(out, "sanity_checks"), *small], IMAGENET),
-        Study("label_noise", ["12_label_noise.py", *small]),
+    found = []
+    if pets is not None:  # the longest first, so that no core waits at the end
+        how_soon = ["13_how_soon_a_shortcut_shows.py", "--data", str(pets), *small]
+        noisy = ["12_label_noise.py", "--data", str(pets / "clean" / "train"), "--epochs", "4", "--seeds", "3", *small]
+        with_masks = ["10_photographs_with_masks.py", "--data", str(pets), *_out(out, "pets"), *small]
+        found = [
+            Study("stickers_resnet", [*how_soon, "--only", "ResNet"], IMAGENET),
+            Study("stickers_efficientnet", [*how_soon, "--only", "EfficientNet"], IMAGENET),
+            Study("pets", with_masks, IMAGENET),
+            Study("label_noise_of_pets", noisy, IMAGENET),
+        ]
+    found += [
         Study("shortcuts", ["13_how_soon_a_shortcut_shows.py", *small, *(["--seeds", "1"] if quick else [])]),
+        Study("label_noise", ["12_label_noise.py", *small]),
+        Study("sanity_checks", ["11_sanity_checks.py", *_out(out, "sanity_checks"), *small], IMAGENET),
+        Study("shapes_with_masks", ["10_photographs_with_masks.py", "--data", "shapes", *_out(out, "shapes"), *small]),
+        Study("paper_figures", ["09_paper_figures.py", "--out", str(out / "paper_figures"), *small], IMAGENET),
     ]
     if not quick:
         found.append(Study("two_objects", ["02_what_helps_and_what_hurts.py", "--out", str(out / "two_objects")]))
-    if pets is not None:
-        found += [
-            Study("pets", ["10_photographs_with_masks.py", "--data", str(pets), *_out(out, "pets"), *small], IMAGENET),
-            Study(
-                "label_noise_of_pets",
-                ["12_label_noise.py", "--data", str(pets / "clean" / "train"), "--epochs", "4", "--seeds", "3", *small],
-                IMAGENET,
-            ),
-            Study("stickers", ["13_how_soon_a_shortcut_shows.py", "--data", str(pets), *small], IMAGENET),
-        ]
     return found
 
 
