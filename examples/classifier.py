@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def train(model: ShapeClassifier, images: int, batch_size: int, seed: int, **opt
         log_every_n_steps=10,
         enable_checkpointing=False,
         enable_model_summary=False,
+        enable_progress_bar=sys.stdout.isatty(),
         num_sanity_val_steps=0,
         **options,
     )
