@@ -8,8 +8,8 @@ call, so it is called for each of them (and, in a row of its own, once for their
 time; torchcam takes them all at once. What they make for a call (hooks, objects) takes them less than a millisecond,
 and counts for all. The network is in eval mode, and its weights ask for gradients, as after training.
 
-In training, only what the callback adds to a step counts: the gradients are there anyway. Tools that are not installed
-are left out.
+In training, only what the callback adds to a step counts: the gradients are there anyway. It reads the same number of
+images there (`images="first"`, without patches, atlas and curves). Tools that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -173,11 +173,12 @@ def check(tool: Tool, net: nn.Module, batch: Batch) -> None:
 
 
 def measure_training(args: argparse.Namespace) -> Figures:
-    """Maps per second of the training thread's time that the callback takes, with an event on every step."""
-    callbacks = {
-        many: watching(layers=[f"net.{layer}" for layer in layers], num_images=args.images)
-        for many, layers in LAYERS.items()
-    }
+    """Maps per second of the training thread's time that the callback takes, with an event on every step.
+
+    With flags for which it reads as many images as the others get: by default it reads the whole batch.
+    """
+    few: dict[str, Any] = {"num_images": args.images, "images": "first", "views": ["overview", "panels"]}
+    callbacks = {many: watching(layers=[f"net.{layer}" for layer in layers], **few) for many, layers in LAYERS.items()}
     turns = Turns(callbacks, args.rounds)
     train(Lit(NETWORKS[NETWORK](args.pixels)), batch_of(args.batch_size, args.pixels), turns)
     figures = {}
