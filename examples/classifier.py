@@ -108,9 +108,8 @@ def train(model: ShapeClassifier, images: int, batch_size: int, seed: int, **opt
         log_every_n_steps=10,
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=sys.stdout.isatty(),
         num_sanity_val_steps=0,
-        **options,
+        **{"enable_progress_bar": sys.stdout.isatty(), **options},
     )
     trainer.fit(model, DataLoader(training, batch_size, shuffle=True, drop_last=True), DataLoader(held_out, batch_size))
     return trainer.callback_metrics["val_accuracy"].item()
