@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def train(model: ShapeClassifier, images: int, batch_size: int, seed: int, **opt
         enable_checkpointing=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        **{"enable_progress_bar": sys.stdout.isatty(), **options},
+        **options,
     )
     trainer.fit(model, DataLoader(training, batch_size, shuffle=True, drop_last=True), DataLoader(held_out, batch_size))
     return trainer.callback_metrics["val_accuracy"].item()

@@ -73,7 +73,8 @@ def run(study: Study, out: Path) -> bool:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     command = [sys.executable, str(HERE / study.command[0]), *study.command[1:]]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    (out / f"{study.name}.md").write_text(done.stdout)
+    lines = [line for line in done.stdout.splitlines(keepends=True) if "it/s" not in line]  # progress bars
+    (out / f"{study.name}.md").write_text("".join(lines))
     took = f"{(time.monotonic() - start) / 60:.1f} min"
     print(f"{study.name}: {took}, {out / f'{study.name}.md'}" + ("" if not done.returncode else " FAILED"), flush=True)
     if done.returncode:
