@@ -52,10 +52,10 @@ def studies(out: Path, pets: Path | None, quick: bool) -> list[Study]:
         Study("label_noise", ["12_label_noise.py", *small]),
         Study("sanity_checks", ["11_sanity_checks.py", *_out(out, "sanity_checks"), *small], IMAGENET),
         Study("shapes_with_masks", ["10_photographs_with_masks.py", "--data", "shapes", *_out(out, "shapes"), *small]),
-        Study("paper_figures", ["09_paper_figures.py", "--out", str(out / "paper_figures"), *small], IMAGENET),
+        Study("paper_figures", ["09_paper_figures.py", *_out(out, "paper_figures"), *small], IMAGENET),
     ]
     if not quick:
-        found.append(Study("two_objects", ["02_what_helps_and_what_hurts.py", "--out", str(out / "two_objects")]))
+        found.append(Study("two_objects", ["02_what_helps_and_what_hurts.py", *_out(out, "two_objects")]))
     return found
 
 

@@ -184,11 +184,11 @@ def _words(height: int, width: int) -> tuple[list[tuple[str, int]], int]:
 def greys_of(tiles: Pixels) -> npt.NDArray[np.uint8]:
     """Return the luma of pictures, `(N, H, W)`."""
     count, height, width, _ = tiles.shape
-    below_each_other = as_image(tiles.reshape(count * height, width, 4))
+    below_each_other = _as_image(tiles.reshape(count * height, width, 4))
     return np.asarray(below_each_other.convert("L")).reshape(count, height, width)
 
 
-def as_image(picture: Pixels) -> Image.Image:
+def _as_image(picture: Pixels) -> Image.Image:
     """Return the picture as one of Pillow's, without a copy."""
     height, width, _ = picture.shape
     return Image.frombuffer("RGBX", (width, height), picture, "raw", "RGBX", 0, 1)
@@ -249,7 +249,7 @@ def _tile(picture: Pixels, tile_size: int) -> Pixels:
     if size == picture.shape[1::-1]:
         return picture
     how = Image.Resampling.HAMMING if zoom < 1.0 else Image.Resampling.BICUBIC  # as sharp, and faster
-    return np.asarray(as_image(picture).resize(size, how, reducing_gap=2.0))
+    return np.asarray(_as_image(picture).resize(size, how, reducing_gap=2.0))
 
 
 class Sheet:
@@ -305,5 +305,5 @@ class Sheet:
 def jpeg(picture: Pixels, quality: int = 85) -> bytes:
     """Return the picture, `(height, width, 4)`, encoded as JPEG."""
     buffer = io.BytesIO()
-    as_image(picture).save(buffer, "JPEG", quality=quality)
+    _as_image(picture).save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()

@@ -23,6 +23,7 @@ View = Literal["overview", "panels", "patches", "atlas", "curves", "film"]
 """What can be shown: see the tables `VIEWS` and `COLLECTED_VIEWS`; the film is made at the end."""
 
 _OF_SHOWN_IMAGES = ("overview", "panels", "film")
+"""Views of the images that an event shows. All others collect from whole batches."""
 
 Statistic: TypeAlias = float | Sequence[float] | None
 
