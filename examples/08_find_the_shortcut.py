@@ -18,15 +18,15 @@ from pathlib import Path
 import pytorch_lightning as pl
 from classifier import ShapeClassifier, quiet_lightning
 from PIL import Image, ImageDraw, ImageFont
-from shortcut_training import Entry, train
+from shortcut_training import ImageInput, train
 from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, oxford_pets, photographs
 from torch import nn
 
 GAP = 16
 PICTURES = {
-    "what each class is learned from, all layers combined": "2_patches/0_combined",
-    "what each class is learned from, last layer": "2_patches/[0-9][0-9]_*",
-    "where each class is learned": "3_atlas/0_combined",
+    "what each class is learned from, all layers combined": "1_patches/0_combined",
+    "what each class is learned from, last layer": "1_patches/[0-9][0-9]_*",
+    "where each class is learned": "4_atlas/0_combined",
 }
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     )
 
 
-def tell(name: str, entries: Sequence[Entry], classes: Sequence[str]) -> None:
+def tell(name: str, entries: Sequence[ImageInput], classes: Sequence[str]) -> None:
     """Print how many of the patches show the shortcut at each event, and what validation says."""
     print(f"\nTrained {name}. Share of the patches of {', '.join(classes)} that show the mark, or where it would be:")
     for entry in entries:

@@ -43,8 +43,8 @@ from torch import Tensor, nn
 
 from normgrad_lightning import functional as NF
 from normgrad_lightning import order0_maps, order1_maps
-from normgrad_lightning.views.colours import SIGNED_COLORMAP
 from normgrad_lightning.views.drawing import greys_of, input_tiles, overlays
+from normgrad_lightning.views.style import Style
 
 Maps = dict[str, Tensor]
 """The maps `(N, h, w)` of each method."""
@@ -458,10 +458,9 @@ def picture(subject: Subject, before: Maps, steps: Sequence[Maps], tile: int = 8
         top = heading + row * (tile + gap)
         draw.text((4, top + tile // 2 - 16), method.replace(", ", ",\n").replace(" (", "\n("), "black", font)
         signed = method.startswith("contrast")
-        colormap = SIGNED_COLORMAP if signed else "inferno"
         for column, maps in enumerate([before, *steps]):
             values = maps[method][:1].float().numpy()
-            drawn = overlays(greys, values, colormap=colormap, opacity=0.85, signed=signed)[0]
+            drawn = overlays(greys, values, Style(opacity=0.85), signed=signed)[0]
             sheet.paste(Image.fromarray(drawn[..., :3]), (left + column * (tile + gap), top))
     return sheet
 

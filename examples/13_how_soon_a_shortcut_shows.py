@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 from classifier import ShapeClassifier, quiet_lightning
-from shortcut_training import Entry, train
+from shortcut_training import ImageInput, train
 from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, photographs, some_of
 from torch import nn
 
-from normgrad_lightning.views.origin import COMBINED
+from normgrad_lightning.views.tag_namer import COMBINED
 
 ALIKE, MORE_ALIKE = 0.7, 0.2
 """A rule that would warn of a class: the sameness of its patches, and how much it has risen since the first event."""
@@ -109,7 +109,7 @@ def lite0() -> nn.Module:
     return net
 
 
-def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[Entry]:
+def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[ImageInput]:
     """One training run."""
     pl.seed_everything(seed, verbose=False)
     training = case.data("train", is_marked, seed)
@@ -132,18 +132,18 @@ def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[Entr
     return entries
 
 
-def first_step(entries: Sequence[Entry], is_so: Callable[[Entry], bool]) -> float:
+def first_step(entries: Sequence[ImageInput], is_so: Callable[[ImageInput], bool]) -> float:
     """The step of the first event from which on it is so; infinite if never."""
     return next((entry.step for entry in entries if is_so(entry)), math.inf)
 
 
-def hits(entry: Entry, which: str, classes: Sequence[str]) -> float:
+def hits(entry: ImageInput, which: str, classes: Sequence[str]) -> float:
     """The largest share over these classes of patches that show the shortcut, in the combined map or the last layer."""
     names = [name for name in entry.hits if (name == COMBINED) == (which == COMBINED)]
     return max((entry.hits[name].get(of, 0.0) for name in names for of in classes), default=0.0)
 
 
-def result(case: Case, marked: Sequence[Entry], clean: Sequence[Entry]) -> dict[str, Any]:
+def result(case: Case, marked: Sequence[ImageInput], clean: Sequence[ImageInput]) -> dict[str, Any]:
     """What the table says of a seed."""
     found: dict[str, Any] = {}
     for which in (COMBINED, "last"):
@@ -185,14 +185,14 @@ def row(case: Case, seeds: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def warned_of(entries: Sequence[Entry]) -> set[str]:
+def warned_of(entries: Sequence[ImageInput]) -> set[str]:
     """The classes that a rule would warn of: patches of the combined map that look alike, and more than at first."""
     first = entries[0].alike.get(COMBINED, {})
     later = [alike for entry in entries[1:] for alike in entry.alike.get(COMBINED, {}).items()]
     return {of for of, value in later if value >= ALIKE and value >= first.get(of, math.inf) + MORE_ALIKE}
 
 
-def rule(case: Case, runs: Sequence[Sequence[Sequence[Entry]]]) -> str:
+def rule(case: Case, runs: Sequence[Sequence[Sequence[ImageInput]]]) -> str:
     """In how many runs the rule warns, rightly and wrongly."""
     found = sum(not warned_of(marked).isdisjoint(case.classes) for marked, _ in runs)
     false = sum(bool(warned_of(clean)) for _, clean in runs)

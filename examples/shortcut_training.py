@@ -10,13 +10,13 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from sameness import sameness, thumbnails
 from shortcuts import Hits, Marked, accuracy, loss_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from normgrad_lightning import NormGradCallback
-from normgrad_lightning.views.patches import Crop, thumbnails
-from normgrad_lightning.views.statistics import sameness
+from normgrad_lightning.views.crops import Crop
 
 
 class Classifier(pl.LightningModule):
@@ -39,7 +39,7 @@ class Classifier(pl.LightningModule):
 
 
 @dataclass
-class Entry:
+class ImageInput:
     """What was seen at one event.
 
     Attributes:
@@ -70,7 +70,7 @@ class Journal(pl.Callback):
         self, callback: NormGradCallback, hits: Hits, validate: Callable[[nn.Module], tuple[float, float]]
     ) -> None:
         self._callback, self._hits, self._validate = callback, hits, validate
-        self.entries: list[Entry] = []
+        self.entries: list[ImageInput] = []
         self._seen: Any = None
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
@@ -83,7 +83,7 @@ class Journal(pl.Callback):
             {name: {of: number(crops) for of, crops in rows.items()} for name, rows in patches.items()}
             for number in (self._hits.share, _sameness)
         )
-        self.entries.append(Entry(trainer.global_step - 1, hits, alike, *self._validate(pl_module.net)))
+        self.entries.append(ImageInput(trainer.global_step - 1, hits, alike, *self._validate(pl_module.net)))
 
 
 def _sameness(crops: Sequence[Crop]) -> float:
@@ -104,7 +104,7 @@ def train(
     learning_rate: float = 1e-3,
     batch_size: int = 32,
     **flags: Any,
-) -> tuple[list[Entry], NormGradCallback, Path]:
+) -> tuple[list[ImageInput], NormGradCallback, Path]:
     """Train, and return the journal, the callback, and the folder with the pictures as files.
 
     Args:

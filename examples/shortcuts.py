@@ -15,7 +15,7 @@ from shapes import CLASSES, make_pictures, normalise
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from normgrad_lightning.views.patches import Crop, fingerprints
+from normgrad_lightning.views.crops import Crop, fingerprints
 
 SHORTCUTS = ("corner", "anywhere", "tint")
 MARKED = "star"
@@ -25,6 +25,7 @@ _MARK = 6  # pixels
 _MAGENTA = torch.tensor([235, 20, 200], dtype=torch.uint8)
 _BLUE = torch.tensor([60.0, 90.0, 220.0])
 _STICKER = 18  # pixels of a label on a photograph of 112
+_BEST = 8  # patches of a class that are looked at
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,8 @@ class Hits:
         self._places = {found: number for number, found in enumerate(fingerprints(data.images))}
 
     def share(self, crops: Sequence[Crop]) -> float:
-        """The share of patches that show it."""
-        return float(np.mean([self._shows(crop) for crop in crops])) if crops else float("nan")
+        """The share of the best patches that show it."""
+        return float(np.mean([self._shows(crop) for crop in crops[:_BEST]])) if crops else float("nan")
 
     def _shows(self, crop: Crop) -> bool:
         number = self._places[crop.image]

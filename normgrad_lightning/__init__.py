@@ -9,28 +9,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from normgrad_lightning import functional as functional
     from normgrad_lightning.callback import NormGradCallback as NormGradCallback
-    from normgrad_lightning.own_loop import log_maps as log_maps
-    from normgrad_lightning.passes.choose_layers import select_layers as select_layers
-    from normgrad_lightning.passes.order0 import grad_cam_maps as grad_cam_maps
-    from normgrad_lightning.passes.order0 import order0_maps as order0_maps
-    from normgrad_lightning.passes.order1 import order1_maps as order1_maps
-    from normgrad_lightning.recording.recorder import NormGrad as NormGrad
+    from normgrad_lightning.check.given import check_maps as check_maps
+    from normgrad_lightning.hooks.recorder import NormGrad as NormGrad
+    from normgrad_lightning.isolated.choose_layers import select_layers as select_layers
+    from normgrad_lightning.isolated.order0 import grad_cam_maps as grad_cam_maps
+    from normgrad_lightning.isolated.order0 import order0_maps as order0_maps
+    from normgrad_lightning.isolated.order1 import order1_maps as order1_maps
+    from normgrad_lightning.writers.own_loop import log_maps as log_maps
 
 __version__ = "0.2.0"
 
 _HOMES = {
-    "NormGrad": "recording.recorder",
+    "NormGrad": "hooks.recorder",
     "NormGradCallback": "callback",
-    "grad_cam_maps": "passes.order0",
-    "log_maps": "own_loop",
-    "order0_maps": "passes.order0",
-    "order1_maps": "passes.order1",
-    "select_layers": "passes.choose_layers",
+    "check_maps": "check.given",
+    "grad_cam_maps": "isolated.order0",
+    "log_maps": "writers.own_loop",
+    "order0_maps": "isolated.order0",
+    "order1_maps": "isolated.order1",
+    "select_layers": "isolated.choose_layers",
 }
 
 __all__ = [
     "NormGrad",
     "NormGradCallback",
+    "check_maps",
     "functional",
     "grad_cam_maps",
     "log_maps",

@@ -1,33 +1,61 @@
-"""NormGradCallback: Lightning's hooks, wired to sources, views and writers."""
+"""NormGradCallback: the flags, and Lightning's hooks, each handed to the session of the `fit`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from normgrad_lightning.both_lightnings import for_both_lightnings
-from normgrad_lightning.environment import SWITCH, switch
-from normgrad_lightning.events.messages import Messenger, OnError
-from normgrad_lightning.events.settings import FLAGS, Images, Order1Flags, Probe, Settings, What, When, Which
-from normgrad_lightning.events.training_loss import check_training_loss
-from normgrad_lightning.kinds import MapSet, Order1Kind
-from normgrad_lightning.memory import Memory
-from normgrad_lightning.recording.options import ReadOptions, Target
-from normgrad_lightning.report import Report
-from normgrad_lightning.run import Run
+from normgrad_lightning.check.results import ClassCheck
+from normgrad_lightning.environment import REMOVED, SWITCH, switch
+from normgrad_lightning.layers.options import ReadOptions, Target
+from normgrad_lightning.maps import MapSet, Order1Kind
+from normgrad_lightning.run_state import RunState
+from normgrad_lightning.session import Session
+from normgrad_lightning.settings import (
+    FLAGS,
+    GeneralFlags,
+    ImageFlags,
+    Images,
+    Order1Flags,
+    Probe,
+    ScheduleFlags,
+    Settings,
+)
+from normgrad_lightning.step.loss import check_training_loss
+from normgrad_lightning.step.messages import Messenger, OnError
+from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.figure import latest_figure
-from normgrad_lightning.views.look import Draw, Look, Scale, View
-from normgrad_lightning.views.patches import Crop
+from normgrad_lightning.views.style import Scale, Style
+from normgrad_lightning.views.view_flags import View, ViewFlags
 from normgrad_lightning.writers.destinations import Writer, writers_for
+from normgrad_lightning.writers.outputs import Outputs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
     from normgrad_lightning.both_lightnings import Callback
+
+_ORDER0 = "order0"
+_SET_BY_TRAINER = ("log", "log_dict")  # methods of the module
+
+
+def _explains_removed_flags(init: Callable[..., None]) -> Callable[..., None]:
+    """Explain flags of earlier versions before Python says that they are unexpected. The signature stays readable."""
+
+    @wraps(init)
+    def explained(self: NormGradCallback, **flags: Any) -> None:
+        for name in flags.keys() & REMOVED.keys():
+            raise ValueError(f"`{name}`: {REMOVED[name]}")
+        init(self, **flags)
+
+    return explained
 
 
 @for_both_lightnings
@@ -43,9 +71,12 @@ class NormGradCallback(Callback):
         layers: `"auto"` (the last layer of each resolution), a layer's name, a glob, or a list of these.
         target: where activation and gradient are read: at the layer's output or input, or for its own weight.
         grad_cam: also show Grad-CAM maps, from the same activation and gradient.
-        name: what tells the tags of this callback from those of another in the same run; None: the second one of a run
-            gets a number.
-        every_n_steps: optimizer steps from one event to the next; the first and the last step are events.
+        check: whether to test what patches show: the strongest place of a class's images is covered, and pasted into
+            others, and the losses are compared. None: where the network is recognised, which then runs alone, forward;
+            True: elsewhere, too, by running `training_step` on single images; False: never.
+        name: tag prefix, needed only with several callbacks in a run; None: the second one gets a number.
+        every_n_steps: optimizer steps from one event to the next; the first and the last step are events. None: steps
+            0, 10, 20, 50, 100, 200, 500, 1000, then every 1000th, or fewer if the budget asks for that.
         num_images: how many images of the batch are shown.
         images: which of the batch: classes in turn (`"balanced"`, where labels are known), the first, random ones, the
             hardest (those with the most training signal) or the easiest.
@@ -55,16 +86,16 @@ class NormGradCallback(Callback):
             training batch, `"val"` of the first validation batch or batches, classes in turn; in code, a batch is taken
             as it is.
         views: what to show: `"overview"`, `"panels"`, `"patches"` (what each class is learned from), `"atlas"` (where),
-            `"curves"`, `"film"` (of a probe); one, or a list of these. None: all.
-        patch_layers: what patches and atlas are made of: `"combined"` (all layers), `"last"`, names or globs of layers.
+            `"curves"`, `"film"` (of a probe), in code also a function of yours; one, or a list of these. None: all.
         read_every_n_steps: optimizer steps from one step that patches, atlas and curves are collected from to the next.
+            None: 10, or more if the budget asks for that.
         order1_every_n_steps: optimizer steps from one event with order-1 maps to the next; None: never.
+        budget: the share of the training time that NormGrad may take. It measures itself, and makes readings and then
+            events rarer, unless their flags are set. None: as much as it takes.
         order1_maps: which: `"order1"` (what matters for training on the image), `"adversarial"` (what would degrade the
             model), `"contrast"` (the one minus the other); one, or a list of these.
         epsilon: size of order 1's inner step.
         per_image: whether each image takes its own inner step, or the whole batch takes one.
-        second_order: False leaves out order 1's Hessian term, at half the price.
-        factorised: whether order 1 takes the activation to be the same in all passes.
         mean: mean that the images were normalised with, to show them as they were; None (with `std` None): each image
             is stretched from its minimum to its maximum.
         std: standard deviation that they were normalised with.
@@ -85,8 +116,10 @@ class NormGradCallback(Callback):
         order1_inputs: the images that these belong to.
         latest: the latest maps of every kind, as a `MapSet`: `latest["grad_cam"].maps["net.layer4"]`, and those of the
             probe: `latest["probe_order0"]`.
+        check: what covering and pasting one place of each class's images does: `check["dog"].covered`.
         skipped: how often an event lacked maps because gradients were not finite; those of the step, of order 1 and of
             the probe count each.
+        cost: the share of the training time so far that went to NormGrad, as measured.
 
     Example:
         >>> import torch
@@ -117,120 +150,144 @@ class NormGradCallback(Callback):
     _without_panels = "No logger takes panels: see `callback.maps`."
     _shares_the_run = True
 
+    @_explains_removed_flags
     def __init__(
         self,
         *,
-        enabled: bool = What.enabled,
-        layers: str | Sequence[str] = What.layers,
+        enabled: bool = GeneralFlags.enabled,
+        layers: str | Sequence[str] = GeneralFlags.layers,
         target: Target = ReadOptions.target,
-        grad_cam: bool = What.grad_cam,
-        name: str | None = What.name,
-        every_n_steps: int = When.every_n_steps,
-        num_images: int = Which.num_images,
-        images: Images = Which.images,
-        classes: Sequence[str] | None = Which.classes,
-        probe: Probe = Which.probe,
-        views: View | Sequence[View] | None = Draw.views,
-        patch_layers: str | Sequence[str] = Draw.patch_layers,
-        read_every_n_steps: int = When.read_every_n_steps,
-        order1_every_n_steps: int | None = When.order1_every_n_steps,
+        grad_cam: bool = GeneralFlags.grad_cam,
+        check: bool | None = GeneralFlags.check,
+        name: str | None = GeneralFlags.name,
+        every_n_steps: int | None = ScheduleFlags.every_n_steps,
+        num_images: int = ImageFlags.num_images,
+        images: Images = ImageFlags.images,
+        classes: Sequence[str] | None = ImageFlags.classes,
+        probe: Probe = ImageFlags.probe,
+        views: View | Sequence[View] | None = ViewFlags.views,
+        read_every_n_steps: int | None = ScheduleFlags.read_every_n_steps,
+        order1_every_n_steps: int | None = ScheduleFlags.order1_every_n_steps,
+        budget: float | None = ScheduleFlags.budget,
         order1_maps: Order1Kind | Sequence[Order1Kind] = Order1Flags.order1_maps,
         epsilon: float = Order1Flags.epsilon,
         per_image: bool = Order1Flags.per_image,
-        second_order: bool = Order1Flags.second_order,
-        factorised: bool = Order1Flags.factorised,
-        mean: float | Sequence[float] | None = Look.mean,
-        std: float | Sequence[float] | None = Look.std,
-        colormap: str = Look.colormap,
-        opacity: float = Look.opacity,
-        scale: Scale = Look.scale,
-        tile_size: int = Look.tile_size,
+        mean: float | Sequence[float] | None = Style.mean,
+        std: float | Sequence[float] | None = Style.std,
+        colormap: str = Style.colormap,
+        opacity: float = Style.opacity,
+        scale: Scale = Style.scale,
+        tile_size: int = Style.tile_size,
         token_grid: Sequence[int] | None = ReadOptions.token_grid,
         channels_last: bool | None = ReadOptions.channels_last,
-        on_error: OnError = What.on_error,
+        on_error: OnError = GeneralFlags.on_error,
     ) -> None:
-        flags = locals()
+        flags = {name: value for name, value in locals().items() if name in FLAGS}
         super().__init__()
         self._settings = Settings.of(flags)
         vars(self).update(self._settings.flags())
         self._messenger = Messenger(on_error)
-        self._memory = Memory(self._messenger)
-        self._run: Run | None = None
-
-        self._forget_maps()
+        self._state = RunState(self._messenger)
+        self._session: Session | None = None
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # flags are attributes
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. A flag is checked, and counts from the next event on.
+        """Set an attribute. A flag is checked, and counts from the next event on; no other attribute is new.
 
         `enabled`, `name` and `classes` count from the next `fit` on.
         """
         if name in FLAGS and "_settings" in vars(self):
             self._settings = self._settings.with_flag(name, value)
             value = self._settings.flags()[name]
+        elif not (name.startswith("_") or name in (*FLAGS, *_SET_BY_TRAINER) or hasattr(type(self), name)):
+            self._check_new(name)
         super().__setattr__(name, value)
+
+    def _check_new(self, name: str) -> None:
+        """Raise if a new attribute is a mistyped flag. Subclasses may have attributes of their own."""
+        near = difflib.get_close_matches(name, FLAGS, 1, 0.8)
+        if near or type(self).__module__.startswith("normgrad_lightning."):
+            hint = f"Did you mean `{near[0]}`?" if near else f"The flags are {', '.join(sorted(FLAGS))}."
+            raise AttributeError(f"`{name}`: expected a flag of {type(self).__name__}, but there is none. {hint}")
 
     @property
     def state_key(self) -> str:
-        """Tells callbacks of one Trainer apart, in a checkpoint: by all flags that are not the default."""
+        """Tells callbacks of one Trainer apart in a checkpoint, by all flags that are not the default."""
         return f"{type(self).__qualname__}{self._settings.changed_flags()}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on: its schedule, its images, its film, and what it compares with."""
-        return self._memory.state_dict()
+        """Return what a resumed run needs: its schedule, its images, its film, and what it compares with."""
+        self._finish()
+        return self._state.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint's run was."""
-        self._memory.load_state_dict(state_dict)
+        """Continue from a checkpoint."""
+        self._state.load_state_dict(state_dict)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Go on also if the checkpoint's run had other flags, or was one of 0.1.0: its state has another key."""
+        """Continue also if the checkpoint's run had other flags: its state has another key."""
         states = checkpoint.get("callbacks", {})
         ours = [state for key, state in states.items() if str(key).startswith(f"{type(self).__qualname__}{{")]
         if self.state_key not in states and len(ours) == 1 and len(self._siblings(trainer)) == 1:
             self.load_state_dict(ours[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy carries (as for spawned processes): nothing that belongs to a running `fit`."""
-        set_by_trainer = ("log", "log_dict")  # methods of the module
-        own = {name: value for name, value in vars(self).items() if name not in set_by_trainer}
-        return {**own, "_run": None}
+        """Return what a copy carries (as for spawned processes): nothing that belongs to a running `fit`."""
+        self._finish()
+        own = {name: value for name, value in vars(self).items() if name not in _SET_BY_TRAINER}
+        return {**own, "_session": None}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find out where pages go, and whether order-1 passes can compute the module's loss."""
-        self._forget_run()
-        self._messenger.on_error = self._settings.what.on_error
+        if self._is_busy_elsewhere(trainer):
+            return
+        self._end_session()
+        self._messenger.on_error = self._settings.general.on_error
         if stage != "fit" or not self._is_wanted(trainer):
             return
-        self._messenger.begin_anew()
-        if self._settings.when.order1_every_n_steps is not None:
+        self._messenger.start_over()
+        if self._settings.schedule.order1_every_n_steps is not None:
             self._check_order1(trainer, pl_module)
-        if self._settings.which.probe is not None:
+        if self._settings.images.probe is not None:
             self._check_probe(trainer, pl_module)
         if trainer.global_step == 0:
-            self._memory.begin_anew()
-        report = Report(self._messenger, self._memory.film, self._memory.collected, self._without_panels)
+            self._state.start_over()
+        writers, notes = list[Writer](), list[str]()
         if trainer.is_global_zero:
             with self._messenger.guard("looking at the loggers"):
-                report.writers, report.notes = self._destinations(trainer)
-        if self.latest:  # of another run
-            self._forget_maps()
-        group = self._group(trainer)
-        self._run = Run(self._current_settings, self._memory, self._messenger, report, group, self._keep)
+                writers, notes = self._destinations(trainer)
+        self._state.forget_maps()
+        outputs = Outputs(self._messenger, self._without_panels, writers, notes)
+        self._session = Session(trainer, self._state, self._messenger, outputs, self._group(trainer))
+
+    def _is_busy_elsewhere(self, trainer: Trainer) -> bool:
+        """Return whether another Trainer is in the middle of a `fit` with this callback, and warn of that."""
+        session = self._session
+        if session is None or session.is_of(trainer) or not session.is_running:
+            return False
+        self._messenger.warn_once(
+            "NormGrad reads the outer of two nested `fit`s only. Give the inner Trainer its own NormGradCallback."
+        )
+        return True
+
+    def _session_of(self, trainer: Trainer) -> Session | None:
+        """Return the session of this Trainer; None if it has none, or another Trainer has it."""
+        session = self._session
+        return session if session is not None and session.is_of(trainer) else None
 
     def _is_wanted(self, trainer: Trainer) -> bool:
-        """Whether to look at this run: if the flag says so, and the environment does not say no."""
-        enabled = self._settings.what.enabled
+        """Return whether to read this run: if the flag says so, and the environment does not say no."""
+        enabled = self._settings.general.enabled
         if enabled and switch() is False:
             self._messenger.announce(trainer, f"{SWITCH}=0 in the environment switches NormGradCallback off.")
             return False
         return enabled
 
     def _group(self, trainer: Trainer) -> str:
-        """What all tags begin with: other callbacks of the run have other tags."""
+        """Return what all tags begin with: other callbacks of the run have other tags."""
         taken: list[str] = []
         for one in self._siblings(trainer):
             numbered = (f"{one._own_group}_{number}" for number in count(2))
@@ -240,14 +297,14 @@ class NormGradCallback(Callback):
         return taken[-1]
 
     def _siblings(self, trainer: Trainer) -> list[NormGradCallback]:
-        """The callbacks of the Trainer that look at the run as this one does, and this one, which another may wrap."""
+        """Return the callbacks that read this run as this one does, and this one, which another may wrap."""
         ours = [callback for callback in trainer.callbacks if isinstance(callback, NormGradCallback)]  # type: ignore[attr-defined]
         others = [callback for callback in ours if callback is self or callback._shares_the_run]
         return others if self in others else [*others, self]
 
     @property
     def _own_group(self) -> str:
-        name = self._settings.what.name
+        name = self._settings.general.name
         return MapSet.group if name is None else f"{MapSet.group}_{name}"
 
     def _check_order1(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -259,94 +316,132 @@ class NormGradCallback(Callback):
         check_training_loss(trainer, pl_module, "`probe`: maps of the same images through training")
 
     def _destinations(self, trainer: Trainer) -> tuple[list[Writer], list[str]]:
-        """A writer for each destination, and a note for each logger that takes no images."""
+        """Return a writer for each destination, and a note for each logger that takes no images."""
         return writers_for(trainer.loggers, trainer.default_root_dir)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check on every rank that the layers exist."""
-        if self._run is not None:
-            self._run.find_sources(trainer, pl_module)
+        if session := self._session_of(trainer):
+            session.find_layers(trainer, pl_module, self._settings)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Let the probe take its images, if it wants them from validation."""
-        if self._run is not None and dataloader_idx == 0:
-            self._run.see_validation(pl_module, batch)
+        if dataloader_idx == 0 and (session := self._session_of(trainer)):
+            session.see_validation(pl_module, batch, self._settings)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out what the classes are called."""
-        if self._run is not None:
-            self._run.find_classes(trainer, pl_module)
+        if session := self._session_of(trainer):
+            session.find_classes(trainer, pl_module, self._settings)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin an event if one is due."""
-        if self._run is not None:
-            self._run.begin_batch(trainer, pl_module, batch, batch_idx)
+        """Begin to read the step, if that is due."""
+        if session := self._session_of(trainer):
+            session.begin_batch(trainer, pl_module, batch, batch_idx, self._settings)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the event know of training's backward pass."""
-        if self._run is not None:
-            self._run.after_backward()
+        """Note training's backward pass."""
+        if session := self._session_of(trainer):
+            session.after_backward()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the event: take its maps, draw them, and write them."""
-        if self._run is not None:
-            self._run.end_batch(trainer, pl_module, batch, batch_idx)
+        """Take what was seen of this step, and show what was seen of the one before."""
+        if session := self._session_of(trainer):
+            session.end_batch(outputs)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop an event whose batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
-        if self._run is not None:
-            self._run.drop_event()
+        """Drop a step whose batch had no end, as when `on_train_batch_start` skips the rest of the epoch."""
+        if session := self._session_of(trainer):
+            session.drop()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the last step, warn if there was nothing to look at in any, and write the film."""
-        if self._run is not None:
-            self._run.end_training(trainer, pl_module)
+        """Show what is pending, warn if there was nothing to show in any step, and write the film."""
+        if session := self._session_of(trainer):
+            session.end_training(trainer, self._settings)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the hooks off and forget the model when training breaks off: there will be no teardown."""
+        """Show what is pending, take the hooks off and forget the model: there will be no teardown."""
+        session = self._session_of(trainer)
+        if session is None:
+            return
         self._messenger.on_error = "warn"  # an error of ours must not take the place of theirs
         try:
-            if self._run is not None:
-                self._run.finish_report(trainer)
+            session.finish()
+            session.conclude(trainer, self._settings)
         finally:
-            self._forget_run()
+            self._end_session()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the model after training."""
-        self._forget_run()
+        if self._session_of(trainer) is not None:
+            self._end_session()
 
-    def _forget_run(self) -> None:
-        if self._run is not None:
-            self._run.drop_event()
-        self._run = None
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session.drop()
+            self._session.finish()
+        self._session = None
 
-    def _current_settings(self) -> Settings:
-        """The flags as they are now."""
-        return self._settings
+    def _finish(self) -> None:
+        """Show what is pending: somebody asks for it."""
+        if self._session is not None:
+            self._session.finish()
 
-    def _forget_maps(self) -> None:
-        self.maps: dict[str, Tensor] = {}
-        self.inputs: Tensor | None = None
-        self.order1: dict[str, dict[str, Tensor]] = {}
-        self.order1_inputs: Tensor | None = None
-        self.latest: dict[str, MapSet] = {}
-        self.skipped = 0
+    @property
+    def latest(self) -> dict[str, MapSet]:
+        """The latest maps of every kind, and those of the probe."""
+        self._finish()
+        return self._state.latest
 
-    def _keep(self, map_sets: Sequence[MapSet], skipped: int) -> None:
-        """Let the attributes show the latest maps."""
-        self.skipped += skipped
-        self.latest = {**self.latest, **{one.name: one for one in map_sets}}
-        of_batch = [one for one in map_sets if one.source == MapSet.source]
-        order1 = {one.name: one for one in of_batch if one.kind.needs_passes}
-        if order1:
-            self.order1 = {name: dict(one.maps) for name, one in order1.items()}
-            self.order1_inputs = next(iter(order1.values())).images
-        if of_batch and of_batch[0].name not in order1:
-            self.maps, self.inputs = dict(of_batch[0].maps), of_batch[0].images
+    @property
+    def maps(self) -> dict[str, Tensor]:
+        """The latest order-0 map of each layer."""
+        return dict(self.latest[_ORDER0].maps) if _ORDER0 in self.latest else {}
+
+    @property
+    def inputs(self) -> Tensor | None:
+        """The images that `maps` belong to, as the network saw them."""
+        return self.latest[_ORDER0].images if _ORDER0 in self.latest else None
+
+    @property
+    def order1(self) -> dict[str, dict[str, Tensor]]:
+        """The latest order-1 maps of each layer, by kind."""
+        return {one.name: dict(one.maps) for one in self._latest_order1()}
+
+    @property
+    def order1_inputs(self) -> Tensor | None:
+        """The images that `order1` belongs to."""
+        return next((one.images for one in self._latest_order1()), None)
+
+    def _latest_order1(self) -> list[MapSet]:
+        """Return the sets of the latest event with order-1 maps."""
+        sets = [one for one in self.latest.values() if one.kind.needs_passes and one.source == MapSet.source]
+        return [one for one in sets if one.step == max(other.step for other in sets)]
+
+    @property
+    def skipped(self) -> int:
+        """How often an event lacked maps because gradients were not finite."""
+        self._finish()
+        return self._state.skipped
+
+    @property
+    def cost(self) -> float:
+        """The share of the training time so far that went to NormGrad, as measured."""
+        return self._state.budget.share
+
+    @property
+    def check(self) -> dict[str, ClassCheck]:
+        """What covering and pasting the strongest place of each class's images does, by name of the class."""
+        self._finish()
+        return {one.name: one for one in self._state.check.results().values()}
+
+    @check.setter
+    def check(self, value: bool | None) -> None:
+        """Take the flag: `__setattr__` has put it into the settings."""
 
     @property
     def patches(self) -> dict[str, dict[str, list[Crop]]]:
@@ -354,12 +449,13 @@ class NormGradCallback(Callback):
 
         Empty if there is no logger to show them.
         """
-        return self._memory.collected.patches
+        self._finish()
+        return self._state.views.patches
 
-    def figure(self, kind: str = "order0") -> Image:
-        """The latest maps of a kind, as a picture: a notebook shows it.
+    def figure(self, kind: str = _ORDER0) -> Image:
+        """Return the latest maps of a kind as a picture: a notebook shows it.
 
         Raises:
             ValueError: there are none yet.
         """
-        return latest_figure(self.latest, kind, self._settings.look)
+        return latest_figure(self.latest, kind, self._settings.style)

@@ -14,6 +14,13 @@ SWITCH = "NORMGRAD"
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 
+REMOVED = {
+    "second_order": "the callback takes the Hessian term. Leave it out, or call `order1_maps(second_order=...)`.",
+    "factorised": "the callback takes the factorised form. Leave it out, or call `order1_maps(factorised=...)`.",
+    "patch_layers": "patches and atlas are of all layers combined and of the last one. Leave this out.",
+}
+"""Flags of earlier versions, and what to do instead."""
+
 
 def switch() -> bool | None:
     """Whether the environment switches NormGrad on or off; None if it says nothing."""
@@ -51,6 +58,8 @@ def flags(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(flag: str, text: str, kinds: Mapping[str, Any]) -> Any:
+    if flag in REMOVED:
+        raise ValueError(f"`{variable(flag)}`: {REMOVED[flag]}")
     if flag not in kinds:
         import difflib
 

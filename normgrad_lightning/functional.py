@@ -30,8 +30,8 @@ from torch.nn import functional as F
 
 from normgrad_lightning.maths.products import OuterProducts, wide_dtype
 from normgrad_lightning.maths.scaling import unit_scale
+from normgrad_lightning.maths.tensor_subclasses import plain
 from normgrad_lightning.maths.windows import Window
-from normgrad_lightning.tensor_subclasses import plain
 
 __all__ = [
     "combine",
@@ -317,11 +317,15 @@ def grad_cam(x: Tensor, g: Tensor) -> Tensor:
         raise ValueError(
             f"`g`: expected the shape of `x`, {tuple(x.shape)}, but got {tuple(g.shape)}. Pass the gradient at `x`."
         )
+    return weighted_activation(x, g, 1.0)
+
+
+def weighted_activation(x: Tensor, g: Tensor, sign: float) -> Tensor:
+    """Return `max(sign · ḡᵀ x_u, 0)`, `(N, *S)`: 1 for the gradient of a score, -1 for that of a loss."""
     dtype = torch.promote_types(wide_dtype(x), wide_dtype(g))
-    x, g = plain(x).detach().to(dtype), plain(g).detach().to(dtype)
-    locations = tuple(range(2, g.dim()))
+    weights = sign * plain(g).detach().mean(tuple(range(2, g.dim())), keepdim=True, dtype=dtype)
     # Not a matrix product: autocast would take it in half precision.
-    return torch.relu((x * g.mean(locations, keepdim=True)).sum(1))
+    return torch.relu((plain(x).detach() * weights).sum(1, dtype=dtype))
 
 
 _FLOOR = 1e-6  # of a map's mean: one layer that is dark at a place does not make the combined map dark there

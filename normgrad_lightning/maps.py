@@ -1,129 +1,149 @@
-"""`Maps`: the map of each layer, as a dict that a notebook shows as a picture."""
+"""The kinds of maps there are, and a set of maps on its way from a source to the views.
+
+Plain data, without torch at run time: the command line reads the same table.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
-from copy import deepcopy
-from typing import Any
-from weakref import ref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
 
-from torch import Tensor
-from torch.utils import _pytree
-
-from normgrad_lightning.kinds import KINDS, MapSet
-
-ROWS = 8
-"""How many images a notebook shows."""
-
-_RESULTS = 16
-"""How many results keep copies of their images, the latest ones: those that are collected in a loop would add up."""
-
-_with_copies: deque[ref[Maps]] = deque()
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class Maps(dict[str, Tensor]):
-    """The map `(N, *S)` of each layer, in the order of the network. A notebook shows the first images with their maps.
-
-    It is a dict. Pickled or saved, it is a plain `OrderedDict` without the images, and loads with `weights_only=True`.
-    It refers to the images weakly: they belong to the recorder, or to the caller.
-
-    Args:
-        maps: by layer.
-        kind: the name of their kind.
-        images_of: the images that each layer's map belongs to, `(N, C, *S)`, where they are known.
+@dataclass(frozen=True)
+class MapKind:
+    """A kind of map.
 
     Attributes:
-        kind: the name of their kind, such as `"order0"`.
-
-    Example:
-        >>> import torch
-        >>> from normgrad_lightning import NormGrad
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
-        >>> with NormGrad(model, layers=["0", "2"]) as recorder:
-        ...     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
-        >>> recorder.maps.kind, list(recorder.maps)
-        ('order0', ['0', '2'])
+        name: what flags, tags and files call it.
+        meaning: what a bright place means, in a few words, for captions.
+        signed: whether zero means something: values above and below it have different colours.
+        scales_with_loss: whether a loss twice as large makes a map twice as large.
+        step: direction of the inner step that the kind is made after, along the gradient: -1 lowers the loss, +1 raises
+            it. 0: no inner step; the kind is read from the training step itself, by its entry in
+            `recording.readings.READINGS`.
+        of_weights: whether it has a meaning for a layer's own weight (`target="weight"`).
+        made_of: the kinds that it is computed from, by the function of its name in `functional`.
     """
 
-    def __init__(
-        self,
-        maps: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = (),
-        *,
-        kind: str = "order0",
-        images_of: Mapping[str, Tensor | None] | None = None,
-    ) -> None:
-        super().__init__(maps)
-        self.kind = kind
-        known = {name: images for name, images in (images_of or {}).items() if images is not None}
-        self._images_of = {name: ref(images) for name, images in known.items()}
-        self._copies: list[Tensor] = []
+    name: str
+    meaning: str
+    signed: bool = False
+    scales_with_loss: bool = True
+    step: int = 0
+    of_weights: bool = False
+    made_of: tuple[str, ...] = ()
 
-    def keep_images(self) -> Maps:
-        """These maps with copies of the images that a notebook shows, for when their owner is gone.
-
-        Only the latest results keep theirs; older ones are shown without images.
-        """
-        copies = dict[int, Tensor]()
-        for name, weak in self._images_of.items():
-            images = weak()
-            if images is not None:
-                copy = copies.setdefault(id(images), images.detach()[:ROWS].clone())
-                self._images_of[name] = ref(copy)
-        self._copies = list(copies.values())
-        _with_copies.append(ref(self))
-        while len(_with_copies) > _RESULTS:
-            oldest = _with_copies.popleft()()
-            if oldest is not None:
-                oldest._copies = []
-        return self
-
-    def as_map_set(self) -> MapSet:
-        """What a view takes: the maps and images that are shown, on the CPU."""
-        on_cpu = dict[int, Tensor]()
-        images_of = dict[str, Tensor | None]()
-        for name in self:
-            images = self._images_of.get(name, _nothing)()
-            if images is not None:
-                images = on_cpu.setdefault(id(images), images.detach()[:ROWS].float().cpu())
-            images_of[name] = images
-        shown = {name: m.detach()[:ROWS].float().cpu() for name, m in self.items()}
-        first = next(iter(on_cpu.values()), None)
-        return MapSet(KINDS[self.kind], 0, shown, first, images_of, list(self))
-
-    def _repr_jpeg_(self) -> bytes | None:
-        """What a notebook shows; None if the maps cannot be drawn, and then it shows the dict."""
-        try:
-            from normgrad_lightning.views.figure import figure_of, jpeg_of
-            from normgrad_lightning.views.look import Look
-
-            return jpeg_of(figure_of(self.as_map_set(), Look()))
-        except Exception:  # a cell must not fail because of its display
-            return None
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return OrderedDict, (), None, None, iter(self.items())
-
-    def __copy__(self) -> Maps:
-        return self._with(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Maps:
-        return self._with({name: deepcopy(m, memo) for name, m in self.items()})
-
-    def _with(self, maps: Mapping[str, Tensor]) -> Maps:
-        """Other maps of the same images."""
-        other = Maps(maps, kind=self.kind)
-        other._images_of, other._copies = dict(self._images_of), list(self._copies)
-        return other
+    @property
+    def needs_passes(self) -> bool:
+        """Whether it takes passes of its own, after an inner step."""
+        return self.step != 0 or bool(self.made_of)
 
 
-def _nothing() -> None:
-    return None
-
-
-# torch's `tree_map` takes a dict apart, but not a subclass that it does not know.
-_pytree.register_pytree_node(
-    Maps,
-    lambda maps: (list(maps.values()), (tuple(maps), maps.kind)),
-    lambda values, context: Maps(zip(context[0], values, strict=True), kind=context[1]),
+_ROWS = (
+    MapKind("order0", "training signal", of_weights=True),
+    MapKind("order1", "matters for training", step=-1, of_weights=True),
+    MapKind("adversarial", "would degrade the model", step=+1, of_weights=True),
+    MapKind(
+        "contrast",
+        "red: order1, blue: adversarial",
+        signed=True,
+        scales_with_loss=False,
+        of_weights=True,
+        made_of=("order1", "adversarial"),
+    ),
+    MapKind("grad_cam", "speaks for the label"),
 )
+
+KINDS = {kind.name: kind for kind in _ROWS}
+"""Every kind, by name."""
+
+EPSILON = 5e-4
+"""Size of the inner step, for kinds that take one: the paper's, and the default everywhere."""
+
+READ_KINDS = tuple(name for name, kind in KINDS.items() if not kind.needs_passes)
+"""Those that are read from a training step."""
+
+Order1Kind = Literal["order1", "adversarial", "contrast"]
+"""Those that take passes of their own, as a type: command lines and editors list them."""
+
+ORDER1_KINDS: tuple[Order1Kind, ...] = get_args(Order1Kind)
+
+
+@dataclass(frozen=True)
+class MapSet:
+    """The maps of one kind at one step: of the images that are shown, on the CPU, or of a whole batch, where it is.
+
+    Attributes:
+        kind: what they show.
+        step: `trainer.global_step` of the weights that they belong to.
+        maps: the map `(N, *S)` of each layer that has one, in the order of the network.
+        images: `(N, C, *S)`, as the network saw them; None if none was recognised.
+        images_of: the same by layer. Another tensor than `images` if another backward pass reached the layer, as in a
+            GAN.
+        layers: all layers asked for, in the order of the network: a layer's place here is its number in tags.
+        variant: what tells these tags from others of the kind: `_weight`, `_batch`.
+        source: where the images came from: the training batch, or a probe.
+        labels: the class of each image, where it is known; negative: none. A tensor as long as the set is on a device.
+        classes: the names of the classes, by number; None: they have none.
+        sums: the sum of each map `(N,)` over its locations, by layer, of the whole batch.
+        largest: the largest value of each layer's maps, over the whole batch.
+        group: what all tags of a callback begin with.
+        masks: where the object is in each image, `(N, *S)` from 0 to 1, where the module says so.
+    """
+
+    kind: MapKind
+    step: int
+    maps: Mapping[str, Tensor]
+    images: Tensor | None
+    images_of: Mapping[str, Tensor | None]
+    layers: Sequence[str]
+    variant: str = ""
+    source: str = "batch"
+    labels: Sequence[int] | None = None
+    classes: Sequence[str] | None = None
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    largest: Mapping[str, Tensor] = field(default_factory=dict)
+    group: str = "normgrad"
+    masks: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The kind, and where the images came from if not from the training batch: `order0`, `probe_order0`."""
+        return self.kind.name if self.source == "batch" else f"{self.source}_{self.kind.name}"
+
+    @property
+    def tag(self) -> str:
+        """What its pictures are logged under."""
+        return f"{self.group}_{self.name}{self.variant}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What each layer's picture is logged under."""
+        return numbered_tags(self.tag, self.layers)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The name of each image's class, or its number; empty where it is not known."""
+        return ["" if label < 0 else class_name(label, self.classes) for label in self.labels or ()]
+
+    @property
+    def layers_of_one_input(self) -> list[str]:
+        """The layers whose maps belong to the same images, which are there if any are: in a GAN not all do."""
+        groups: dict[int, list[str]] = {}
+        for layer in self.maps:
+            groups.setdefault(id(self.images_of[layer]), []).append(layer)
+        return max(groups.values(), key=lambda layers: (self.images_of[layers[0]] is not None, len(layers)))
+
+
+def class_name(label: int, classes: Sequence[str] | None) -> str:
+    """The name of a class, or its number."""
+    return classes[label] if classes is not None and label < len(classes) else str(label)
+
+
+def numbered_tags(group: str, layers: Iterable[str]) -> dict[str, str]:
+    """A tag for each layer in a group; its number keeps the order of the network."""
+    return {layer: f"{group}/{number:02d}_{layer}" for number, layer in enumerate(layers)}

@@ -40,6 +40,7 @@ class Page:
         scalars: by tag.
         maps: raw maps `(N, *S)`, float32, by tag.
         films: animated WebP pictures, by tag.
+        blobs: what the NormGrad tab shows, by tag.
     """
 
     step: int
@@ -47,6 +48,7 @@ class Page:
     scalars: Mapping[str, float] = field(default_factory=dict)
     maps: Mapping[str, npt.NDArray[np.floating[Any]]] = field(default_factory=dict)
     films: Mapping[str, bytes] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_that_each_is_there_once(self.tags)
@@ -57,13 +59,13 @@ class Page:
     @property
     def tags(self) -> list[str]:
         """What all of this is logged under."""
-        return [*(picture.tag for picture in self.pictures), *self.scalars, *self.maps, *self.films]
+        return [*(picture.tag for picture in self.pictures), *self.scalars, *self.maps, *self.films, *self.blobs]
 
     @property
     def size(self) -> int:
         """About how many bytes it takes, at most: four for each value of a map, a hundred for a scalar and its tag."""
-        pictures = sum(len(picture.jpeg) for picture in self.pictures) + sum(map(len, self.films.values()))
-        return pictures + sum(4 * values.size for values in self.maps.values()) + 100 * len(self.scalars)
+        encoded = [*(picture.jpeg for picture in self.pictures), *self.films.values(), *self.blobs.values()]
+        return sum(map(len, encoded)) + sum(4 * values.size for values in self.maps.values()) + 100 * len(self.scalars)
 
     @classmethod
     def joined(cls, pages: Sequence[Page]) -> Page:
@@ -75,6 +77,7 @@ class Page:
             {tag: value for page in pages for tag, value in page.scalars.items()},
             {tag: values for page in pages for tag, values in page.maps.items()},
             {tag: film for page in pages for tag, film in page.films.items()},
+            {tag: blob for page in pages for tag, blob in page.blobs.items()},
         )
 
 

@@ -61,7 +61,7 @@ def chromium(width, height):
             browser.quit()
 
 
-def until(condition, seconds=90):
+def until(condition, seconds=600):
     """What `condition()` gives, as soon as it is true."""
     end = time.monotonic() + seconds
     while not (value := condition()):

@@ -1,7 +1,6 @@
-"""What version 0.1.0 left behind still works: checkpoints, configs, installed entry points and scripts."""
+"""What version 0.2.0 left behind still works: checkpoints, and configs that name the callback."""
 
 import random
-from importlib.metadata import EntryPoint
 
 import pytest
 import pytorch_lightning as pl
@@ -10,29 +9,25 @@ from jsonargparse import ArgumentParser
 from twice import Lit, loader
 
 from normgrad_lightning import NormGradCallback
-from normgrad_lightning.cli.command import main
-from normgrad_lightning.switch.entry_point import callbacks
 
 FLAGS = {"layers": ("net.stage1", "net.stage3"), "images": "random", "every_n_steps": 2, "num_images": 3}
-KEY = (
-    "NormGradCallback{'layers': ['net.stage1', 'net.stage3'], 'target': 'output', 'images': 'random', 'order1_maps': "
-    "('order1', 'adversarial', 'contrast'), 'epsilon': 0.0005, 'per_image': True, 'second_order': True, 'factorised': "
-    "True}"
-)
-DEFAULT_KEY = (
-    "NormGradCallback{'layers': 'auto', 'target': 'output', 'images': 'first', 'order1_maps': ('order1', "
-    "'adversarial', 'contrast'), 'epsilon': 0.0005, 'per_image': True, 'second_order': True, 'factorised': True}"
-)
-"""As 0.1.0 wrote them into checkpoints."""
+KEYS = {
+    "flags that are gone": "NormGradCallback{'layers': ['net.stage1'], 'patch_layers': ('last',)}",
+    "the same flags": "NormGradCallback{'layers': ['net.stage1', 'net.stage3'], 'every_n_steps': 2, 'num_images': 3, "
+    "'images': 'random'}",
+}
+"""As 0.2.0 wrote them into checkpoints."""
 
 
-def state_of_0_1_0():
+def state_of_0_2_0():
     """Its schedule, and its random generator after two draws."""
     generator = random.Random(0)
     generator.sample(range(4), 3)
     generator.sample(range(4), 3)
     version, numbers, gauss = generator.getstate()
-    return {"last_event": 2, "last_order1": None, "random": [version, list(numbers), gauss]}, generator
+    drawn = {"random": [version, list(numbers), gauss], "times_shown": {}}
+    compared = {"first_sameness": {}, "first_hot_spots": {}}
+    return {"last_event": 2, "last_order1": None, "last_reading": 2, **drawn, **compared}, generator
 
 
 def trained(folder, callback, **fit):
@@ -50,17 +45,16 @@ def trained(folder, callback, **fit):
     return trainer
 
 
-@pytest.mark.parametrize(("key", "flags"), [(KEY, FLAGS), (DEFAULT_KEY, {})], ids=["flags", "defaults"])
-def test_a_checkpoint_goes_on_with_its_schedule_and_its_random_images(tmp_path, key, flags):
-    """Its state is found by a key that is no longer written."""
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_a_checkpoint_goes_on_with_its_schedule_and_its_random_images(tmp_path, key):
+    """Its state is found also by a key that is no longer written."""
     trainer = trained(tmp_path, pl.Callback())
     trainer.save_checkpoint(tmp_path / "new.ckpt")
     contents = torch.load(tmp_path / "new.ckpt", weights_only=True)
-    state, generator = state_of_0_1_0()
+    state, generator = state_of_0_2_0()
     contents["callbacks"] = {key: state}
     torch.save(contents, tmp_path / "old.ckpt")
-    callback = NormGradCallback(**flags)
-    assert callback.state_key != key
+    callback = NormGradCallback(**FLAGS)
     trained(tmp_path, callback, ckpt_path=tmp_path / "old.ckpt")  # all its epochs are over
     assert callback.state_dict()["last_event"] == 2
     assert callback.state_dict()["random"] == [3, list(generator.getstate()[1]), None]
@@ -71,8 +65,9 @@ def test_the_key_names_the_flags_that_are_not_the_default_and_the_state_has_what
     named = "{'layers': ['net.stage1', 'net.stage3'], 'every_n_steps': 2, 'num_images': 3, 'images': 'random'}"
     assert NormGradCallback(**FLAGS).state_key == f"NormGradCallback{named}"
     older = {"last_event", "last_order1", "random", "times_shown"}
-    newer = {"last_reading", "first_sameness", "first_hot_spots"}
+    newer = {"last_reading", "first_patches", "first_lifts", "typical_maps", "budget", "check"}
     assert set(NormGradCallback().state_dict()) == older | newer
+    older.add("last_reading")
     NormGradCallback().load_state_dict({name: NormGradCallback().state_dict()[name] for name in older})
 
 
@@ -84,10 +79,3 @@ def test_configs_that_name_the_class_by_its_module_load():
         made = parser.instantiate(parser.parse_object(config)).callback
         assert type(made) is NormGradCallback
         assert made.every_n_steps == 7
-
-
-def test_entry_points_of_an_older_installation_load():
-    """An editable install keeps the metadata of the version that it was made with."""
-    group = "pytorch_lightning.callbacks_factory"
-    assert EntryPoint("normgrad", "normgrad_lightning.activation:callbacks", group).load() is callbacks
-    assert EntryPoint("normgrad-lightning", "normgrad_lightning.command:main", "console_scripts").load() is main

@@ -44,13 +44,14 @@ def test_the_signal_moves_onto_the_objects(tmp_path):
     events.Reload()
     layers = [f"{number:02d}_{layer}" for number, (layer, *_) in enumerate(rows)]
     panels = [f"normgrad_{kind}/{layer}" for kind in ("order0", "probe_order0") for layer in layers]
-    of_classes = [f"normgrad/{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", layers[-1])]
-    pictures = ["normgrad/0_overview", "normgrad/1_probe", *of_classes, *panels]
+    of_classes = [f"normgrad/{view}/{of}" for view in ("1_patches", "4_atlas") for of in ("0_combined", layers[-1])]
+    pictures = ["normgrad/5_overview/0_order0", "normgrad/3_probe/0_order0", *of_classes, *panels]
     assert set(pictures) <= set(events.Tags()["images"])
     assert [tag for tag in events.Tags()["images"] if tag not in pictures] in ([], ["normgrad/film"])
     assert "Warning" not in run.stderr
 
 
+@pytest.mark.slow
 def test_two_objects_are_measured_at_every_depth(tmp_path):
     script = EXAMPLES / "02_what_helps_and_what_hurts.py"
     options = ["--epochs", "1", "--images", "256", "--pairs", "12", "--epsilon", "0.005", "--out", "out"]
@@ -94,7 +95,7 @@ print("the same weights")
 """
 
 
-@pytest.mark.extras
+@pytest.mark.nightly
 def test_hugging_faces_trainer_has_maps_and_the_same_weights(tmp_path):
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("needs transformers")

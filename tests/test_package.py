@@ -1,82 +1,41 @@
-"""The package as such: light to import, its modules in order, what it says of itself true."""
+"""The package as such: light to import, its rooms in order, what it says of itself true."""
 
 import ast
+import re
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import normgrad_lightning
-from normgrad_lightning import kinds
+from normgrad_lightning import maps
 
 PACKAGE = Path(normgrad_lightning.__file__).parent
 
-ARROWS = {
-    # plain data and checks, which anyone may know
-    "both_lightnings": set(),
-    "checks": set(),
-    "environment": set(),
-    "kinds": set(),
-    "page": set(),
-    "tensor_subclasses": set(),
-    # from a step to maps
-    "maths": {"checks", "tensor_subclasses"},
-    "maps": {"kinds", "views"},  # only to show themselves
-    "functional": {"maths", "tensor_subclasses"},
-    "recording": {"checks", "functional", "kinds", "maps", "maths", "tensor_subclasses"},
-    "passes": {"checks", "functional", "kinds", "maps", "recording", "tensor_subclasses"},
-    "events": {"checks", "kinds", "passes", "recording", "tensor_subclasses", "views"},
-    # from maps to a logger
-    "views": {"checks", "functional", "kinds", "page"},
-    "writers": {"page"},
-    # what puts the two together
-    "report": {"events", "kinds", "page", "views", "writers"},
-    "memory": {"events", "views"},
-    "run": {"events", "kinds", "memory", "report"},
-    "callback": {
-        "both_lightnings",
-        "environment",
-        "events",
-        "kinds",
-        "memory",
-        "recording",
-        "report",
-        "run",
-        "views",
-        "writers",
-    },
-    "own_loop": {"checks", "kinds", "page", "views", "writers"},
-    "cli": {"environment", "kinds", "passes", "recording", "views"},
-    "switch": {"callback", "environment", "events", "writers"},
-    "__init__": {"callback", "functional", "own_loop", "passes", "recording"},
-    # the names of 0.1.0's entry points
-    "activation": {"switch"},
-    "command": {"cli"},
-}
-"""What each room, or module beside the rooms, imports of the others. No arrow is ever turned round."""
+ROAD = """
+checks environment both_lightnings page maps tensorboard_tab
+maths to_host
+functional
+views
+layers
+auto_layers
+hooks
+isolated
+check
+settings step
+writers
+run_state
+session
+callback
+env_activation cli
+__init__
+"""
+"""The rooms, and the modules beside them, from the bottom up: each knows those of the lines above and of its own."""
 
-OUTSIDE = {
-    "kinds": {"torch"},
-    "maps": {"torch"},
-    "page": {"numpy"},
-    "tensor_subclasses": {"torch"},
-    "maths": {"torch"},
-    "functional": {"torch"},
-    "recording": {"torch"},
-    "passes": {"numpy", "torch"},
-    "events": {"pytorch_lightning", "torch"},
-    "views": {"PIL", "cmap", "numpy", "torch"},
-    "writers": {"PIL", "aim", "google_crc32c", "mlflow", "numpy", "tensorboard", "wandb"},
-    "report": {"pytorch_lightning"},
-    "run": {"pytorch_lightning"},
-    "callback": {"PIL", "pytorch_lightning", "torch"},
-    "own_loop": {"torch"},
-    "cli": {"PIL", "numpy", "torch"},
-    "switch": {"pytorch_lightning"},
-}
-"""What each of them imports of other packages, where it imports any."""
+LEVEL = {room: level for level, line in enumerate(ROAD.splitlines()) for room in line.split()}
+LIGHTNING = LEVEL["settings"]
+"""From here on, a room may import Lightning."""
 
 
 def room_of(path):
@@ -94,38 +53,21 @@ def imports(path):
                 yield node.module
 
 
-def imported_by(room):
+def test_every_room_is_on_the_road():
+    assert {room_of(path) for path in PACKAGE.rglob("*.py")} == set(LEVEL)
+
+
+@pytest.mark.parametrize("room", LEVEL)
+def test_a_room_knows_only_those_before_it(room):
     names = [name.split(".") for path in PACKAGE.rglob("*.py") if room_of(path) == room for name in imports(path)]
-    ours = {parts[1] for parts in names if parts[0] == "normgrad_lightning"} - {room}
-    others = {parts[0] for parts in names} - {"normgrad_lightning"} - sys.stdlib_module_names
-    return ours, others
-
-
-def test_every_room_is_in_the_table():
-    assert {room_of(path) for path in PACKAGE.rglob("*.py")} == set(ARROWS)
-
-
-@pytest.mark.parametrize("room", ARROWS)
-def test_dependencies_point_one_way(room):
-    assert imported_by(room) == (ARROWS[room], OUTSIDE.get(room, set()))
-
-
-def test_no_arrows_make_a_circle():
-    TopologicalSorter(ARROWS).prepare()
-
-
-def test_events_know_of_views_only_how_pictures_look():
-    """It is one of the groups of flags."""
-    taken = {name for path in (PACKAGE / "events").glob("*.py") for name in imports(path) if ".views" in name}
-    assert taken == {"normgrad_lightning.views.look"}
-
-
-def test_the_kinds_of_maps_are_known_without_torch():
-    assert "torch" not in modules_after("import normgrad_lightning.kinds, normgrad_lightning.cli.command")
+    ours = {parts[1] for parts in names if parts[0] == "normgrad_lightning"}
+    assert not [other for other in ours if LEVEL[other] > LEVEL[room]]
+    others = {parts[0] for parts in names}
+    assert LEVEL[room] >= LIGHTNING or not {"lightning", "pytorch_lightning"} & others
 
 
 def test_the_type_of_order_1_kinds_names_those_of_the_table():
-    assert tuple(name for name, kind in kinds.KINDS.items() if kind.needs_passes) == kinds.ORDER1_KINDS
+    assert tuple(name for name, kind in maps.KINDS.items() if kind.needs_passes) == maps.ORDER1_KINDS
 
 
 def test_there_is_one_list_of_kinds():
@@ -134,7 +76,7 @@ def test_there_is_one_list_of_kinds():
     for path in PACKAGE.rglob("*.py"):
         strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         asked = strings & {"contrast", "adversarial"}
-        assert path.name == "kinds.py" or asked <= elsewhere.get(path.name, set()), path
+        assert path.name == "maps.py" or asked <= elsewhere.get(path.name, set()), path
 
 
 def modules_after(code):
@@ -144,29 +86,16 @@ def modules_after(code):
     )
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    heavy = {"torch", "numpy", "pytorch_lightning", "lightning", "tensorboard", "PIL", "cmap"}
-    assert not heavy & modules_after("import normgrad_lightning; dir(normgrad_lightning)")
+def test_importing_the_package_and_the_command_loads_nothing_heavy():
+    names = "normgrad_lightning, normgrad_lightning.maps, normgrad_lightning.cli.command"
+    loaded = modules_after(f"import {names}; dir(normgrad_lightning)")
+    assert not loaded & {"torch", "numpy", "pytorch_lightning", "lightning", "tensorboard", "PIL", "cmap"}
 
 
-def test_nothing_heavy_is_imported_until_a_name_is_used():
-    def imported(code):
-        command = [sys.executable, "-X", "importtime", "-c", code]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
-        return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines if line.startswith("import time:")}
-
-    heavy = {"torch", "numpy", "pytorch_lightning", "lightning", "tensorboard"}
-    assert "normgrad_lightning" in imported("import normgrad_lightning")
-    assert not heavy & imported("import normgrad_lightning")
-    assert heavy & imported("import normgrad_lightning; normgrad_lightning.NormGrad") == {"torch", "numpy"}
-    callback = imported("from normgrad_lightning import NormGradCallback")
-    assert heavy & callback == {"torch", "numpy"}  # Lightning is for the script to import
-
-
-def test_the_parts_without_lightning_do_not_load_it():
-    loaded = modules_after("from normgrad_lightning import NormGrad, order0_maps, select_layers, functional")
-    assert "torch" in loaded
-    assert not {"pytorch_lightning", "lightning", "tensorboard"} & loaded
+def test_lightning_is_for_the_script_to_import():
+    loaded = modules_after("from normgrad_lightning import *; import normgrad_lightning; normgrad_lightning.functional")
+    assert {"torch", "normgrad_lightning.callback", "normgrad_lightning.isolated.order1"} <= loaded
+    assert not loaded & {"pytorch_lightning", "lightning", "tensorboard"}
 
 
 def test_every_public_name_is_there():
@@ -174,3 +103,11 @@ def test_every_public_name_is_there():
         assert getattr(normgrad_lightning, name).__doc__
     with pytest.raises(AttributeError, match="has no attribute 'NormGradient'"):
         normgrad_lightning.NormGradient  # noqa: B018
+
+
+def test_the_oldest_versions_that_are_tested_are_those_that_are_allowed():
+    root = PACKAGE.parent
+    allowed = re.search(r"\ndependencies = \[(.*?)\]", (root / "pyproject.toml").read_text(), flags=re.DOTALL)[1]
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (root / ".ci/floor.txt").read_text(), flags=re.MULTILINE))
+    for name, version in re.findall(r'"([\w-]+)>=([\d.]+)"', allowed):
+        assert f"{tested[name]}.".startswith(f"{version}."), name

@@ -29,10 +29,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from normgrad_lightning import NormGradCallback
+from normgrad_lightning.views.catalogue import VIEWS
 
 NUM_IMAGES = 2
 EPSILON = 5e-3
 LAYERS = ["net.stage1", "net.stage2", "net.stage3"]
+ALL_VIEWS = tuple(name for name in VIEWS if name != "tab")  # that writes a report after each run
+"""Those that are shown by default, and those on request."""
 
 
 def row(group: str, setup: str, note: str = "") -> Any:
@@ -127,17 +130,16 @@ class History(pl.Callback):
         self.step = -1
         self.maps: dict[int, dict[str, Tensor]] = {}
         self.order1: dict[int, dict[str, dict[str, Tensor]]] = {}
-        self._seen: list[Any] = [callback.maps, callback.order1]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.step = trainer.global_step
 
     def on_train_batch_end(self, *_: Any) -> None:
-        if self.callback.maps is not self._seen[0]:
+        kinds = {name for name, one in self.callback.latest.items() if one.step == self.step and one.source == "batch"}
+        if "order0" in kinds:
             self.maps[self.step] = self.callback.maps
-        if self.callback.order1 is not self._seen[1]:
+        if kinds & {"order1", "adversarial", "contrast"}:
             self.order1[self.step] = self.callback.order1
-        self._seen = [self.callback.maps, self.callback.order1]
 
 
 class Told(pl.Callback):
@@ -329,6 +331,7 @@ def watching(**flags: Any) -> NormGradCallback:
             "images": "first",
             "epsilon": EPSILON,
             "on_error": "raise",
+            "views": ALL_VIEWS,
             **flags,
         }
     )

@@ -79,6 +79,25 @@ class Compiled(Lit):
         self.net = torch.compile(self.net, backend="aot_eager")
 
 
+class SumsInBackward(torch.autograd.Function):
+    """The identity, as the entrance of a tensor-parallel layer has it: only its gradient comes from all processes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class TalksInBackward(WithoutDropout):
+    def loss(self, batch):
+        return F.cross_entropy(SumsInBackward.apply(self.net(batch[0])), batch[1])
+
+
 class IsKilled(Lit):
     """The first process dies as soon as an event is over, as if the machine had run out of memory."""
 
@@ -212,6 +231,7 @@ SETUPS = {
     "counted": Setup(ddp(), around=Collectives),
     "compiled": Setup(ddp(), Compiled),
     "probe": Setup(ddp(), flags={"probe": "train"}),
+    "talks_in_backward": Setup(ddp(), TalksInBackward, flags={"probe": "train", "on_error": "warn"}),
     "fsdp1": Setup(lambda: {"strategy": FSDPOnCPU()}, Wrapped, sharded=True),
     "fsdp2": Setup(lambda: {"strategy": ModelParallelStrategy(2, 1)}, Sharded, sharded=True),
     "killed": Setup(lambda: {"strategy": "ddp", "log_every_n_steps": 99}, IsKilled),  # to log would flush the file

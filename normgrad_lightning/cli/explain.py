@@ -1,150 +1,92 @@
-"""Maps of a trained model for given images, of every kind."""
+r"""Make maps of a trained model for given images.
+
+OUT.png is a sheet of them, OUT.npz has the numbers: `kind/layer`, for images,
+rows and columns. The loss is the module's `normgrad_loss(batch)` if it has one,
+else the cross-entropy of its scores and the label.
+
+Example:
+  normgrad-lightning explain last.ckpt cat.png dog.png \
+      --module train.py:LitModel --label 3 5 --size 224x224
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from normgrad_lightning.kinds import KINDS
-from normgrad_lightning.passes.choose_layers import auto_layers, trained_layers
-from normgrad_lightning.passes.inner_step import InnerStep
-from normgrad_lightning.passes.one_pass import LossFunction, NothingToRead, replayed
-from normgrad_lightning.passes.order0 import maps_of_pass
-from normgrad_lightning.passes.order1 import run_passes
-from normgrad_lightning.recording.layer_names import AUTO
-from normgrad_lightning.recording.options import ReadOptions
-
-KindMaps = dict[str, dict[str, Tensor]]
-"""The maps `(N, *S)` of each kind and each layer."""
+from normgrad_lightning.cli.arguments import add_model_arguments, numbers, size
+from normgrad_lightning.cli.terminal import say
+from normgrad_lightning.maps import KINDS
 
 
-def predicted(module: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The class that the module names for each image, and how sure it is, from 0 to 1."""
-    with torch.no_grad():
-        sure, labels = _scores(module, images).softmax(1).max(1)
-    return labels, sure
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of Lightning, or a plain state dict")
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="picture files")
+    add_model_arguments(parser, module_is_required=True)
+    label = "number of the class of all images, or of each (the model's own guess)"
+    parser.add_argument("--label", type=int, nargs="+", metavar="N", help=label)
+    parser.add_argument(
+        "--maps", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=f"{', '.join(KINDS)} (all)"
+    )
+    parser.add_argument("--layers", nargs="+", metavar="NAME", default=["auto"], help="names or globs (auto)")
+    parser.add_argument("--size", type=size, metavar="HxW", help="what to resize images to (as they are)")
+    parser.add_argument("--mean", type=numbers, metavar="M,M,M", help="of pixels in [0, 1] (the hyperparameter `mean`)")
+    parser.add_argument("--std", type=numbers, metavar="S,S,S", help="of pixels in [0, 1] (the hyperparameter `std`)")
+    parser.add_argument("--out", type=Path, default=Path("normgrad"), help="what to write, without .png (normgrad)")
 
 
-def number_of_classes(module: nn.Module, images: Tensor) -> int | None:
-    """How many classes the module has scores for; None if it has a loss of its own, and perhaps no scores."""
-    if hasattr(module, "normgrad_loss"):
-        return None
-    with torch.no_grad():
-        return _scores(module, images[:1]).shape[1]
+def run(options: argparse.Namespace) -> None:
+    """Write the sheet and the numbers."""
+    picture, arrays = _files_to_write(options.out)
+    import numpy as np
 
+    from normgrad_lightning.cli.checkpoint import load_trained
+    from normgrad_lightning.cli.image_maps import auto_layers_of, labels_for, maps_of
+    from normgrad_lightning.cli.images import channels_of, load_images, normalised, saved_numbers
+    from normgrad_lightning.views.figure import with_heading
+    from normgrad_lightning.views.sheet import explanation_sheet
+    from normgrad_lightning.views.style import Style
 
-def explain(
-    module: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    layers: str | Sequence[str],
-    kinds: Sequence[str],
-    step: InnerStep,
-    *,
-    progress: Callable[[int], None] = lambda done: None,
-) -> KindMaps:
-    """The maps of these kinds for each image, one image after the other: none depends on those beside it.
-
-    Args:
-        module: a classifier, or a module with a `normgrad_loss(batch)`.
-        images: `(N, C, H, W)`.
-        labels: `(N,)`.
-        layers: see `select_layers`; `"auto"` decides by the first image.
-        kinds: of `KINDS`.
-        step: how order 1 makes its inner step.
-        progress: called with the number of images that are done.
-    """
+    module = load_trained(options.checkpoint, options.module, dict(options.arg), trusted=options.unsafe)
+    mean, std = options.mean or saved_numbers(module, "mean"), options.std or saved_numbers(module, "std")
+    images = normalised(load_images(options.images, channels_of(module), options.size), mean, std)
+    labels, spoken = labels_for(module, images, options.label)
+    captions = [f"{path.name}: label {label}" for path, label in zip(options.images, spoken, strict=True)]
     batches = [(images[i : i + 1], labels[i : i + 1]) for i in range(len(images))]
-    loss = _normgrad_loss if hasattr(module, "normgrad_loss") else _cross_entropy
-    if loss is _cross_entropy:
-        with torch.no_grad():
-            _check_labels(_scores(module, images[:1]), labels)
-    chosen = _readable(module, loss, batches[0], layers)
-    results = list[KindMaps]()
-    for batch in batches:
-        progress(len(results))
-        results.append(_of_one(module, loss, batch, chosen, kinds, step))
-    return {
-        kind: {name: torch.cat([maps[kind][name] for maps in results]) for name in results[0][kind]} for kind in kinds
+    layers = auto_layers_of(module, batches[0]) if options.layers == ["auto"] else ",".join(options.layers).split(",")
+    results = []
+    for number, (batch, caption) in enumerate(zip(batches, captions, strict=True), 1):
+        say(f"[{number}/{len(images)}] {caption}")
+        results.append(maps_of(module, batch, layers, options.maps))
+    maps = {
+        kind: {layer: np.concatenate([result[kind][layer] for result in results]) for layer in of_layers}
+        for kind, of_layers in results[0].items()
     }
+    style = Style(mean=mean or 0.0, std=std or 1.0)  # pixels as the files have them
+    sheet = explanation_sheet(images.numpy(), captions, maps, style)
+    if options.label is None and len(images) > 2 and len(set(labels.tolist())) == 1:  # often so if wrongly normalised
+        doubt = f"All images get one guess, {labels[0]}: is the normalisation right? --mean and --std set it."
+        sheet = with_heading(sheet, doubt)
+        say(doubt)
+    sheet.save(picture)
+    by_name: dict[str, Any] = {f"{kind}/{layer}": m for kind, of in maps.items() for layer, m in of.items()}
+    by_name["files"] = np.array([str(path) for path in options.images])
+    np.savez_compressed(arrays, images=images.numpy(), labels=labels.numpy(), **by_name)
+    say(picture, sys.stdout)
+    say(arrays, sys.stdout)
 
 
-def _readable(module: nn.Module, loss: LossFunction, batch: Any, layers: str | Sequence[str]) -> list[str]:
-    """The names of the layers that can be read for this image; warns of the others."""
-    options = ReadOptions()
-    if layers == AUTO:
-        try:
-            return trained_layers(module, loss, batch, options)
-        except ValueError:  # the model may be frozen
-            return auto_layers(module, loss, batch, options)
-    recorder = replayed(module, loss, batch, layers, options, training=False)
-    names, problems = list(recorder.latest_maps()), recorder.new_problems(after_backward=True)
-    if not names:
-        raise NothingToRead(f"`--layers`: {' '.join(problems)}")
-    for problem in problems:
-        warnings.warn(problem, stacklevel=3)
-    return names
-
-
-def _of_one(
-    module: nn.Module,
-    loss: LossFunction,
-    batch: tuple[Tensor, Tensor],
-    layers: Sequence[str],
-    kinds: Sequence[str],
-    step: InnerStep,
-) -> KindMaps:
-    """The maps of one image. One pass gives each kind that is read; all others share theirs."""
-    after_step = [kind for kind in kinds if KINDS[kind].needs_passes]
-    maps = run_passes(module, loss, [batch], layers, after_step, step, ReadOptions()).maps if after_step else {}
-    for kind in kinds:
-        if kind not in maps:
-            maps[kind] = maps_of_pass(module, _LOSSES.get(kind, loss), batch, layers, kind, ReadOptions())
-    return maps
-
-
-def _normgrad_loss(module: Any, batch: Any) -> Tensor:
-    loss: Tensor = module.normgrad_loss(batch)
-    return loss
-
-
-def _cross_entropy(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    scores = _scores(module, batch[0])
-    _check_labels(scores, batch[1])
-    return F.cross_entropy(scores, batch[1])
-
-
-def _negative_score(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The score of the label, before a softmax, with its sign turned: to be lowered, like a loss."""
-    scores = _scores(module, batch[0])
-    _check_labels(scores, batch[1])
-    return -scores.gather(1, batch[1][:, None]).sum()
-
-
-_LOSSES: dict[str, LossFunction] = {"grad_cam": _negative_score}
-"""Kinds that are about something else than the loss."""
-
-
-def _scores(module: nn.Module, images: Tensor) -> Tensor:
-    scores = module(images)
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
-        came = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else repr(type(scores).__name__)
-        raise ValueError(
-            f"`--module`: expected one that gives a score for each class, (N, classes), but it gives {came}. For "
-            "another loss, define `normgrad_loss(self, batch)`, leave `grad_cam` out of `--maps`, and give `--label`."
-        )
-    return scores
-
-
-def _check_labels(scores: Tensor, labels: Tensor) -> None:
-    wrong = [int(label) for label in labels if not 0 <= label < scores.shape[1]]
-    if wrong:
-        raise ValueError(
-            f"`--label`: expected a number from 0 to {scores.shape[1] - 1}, as the model knows {scores.shape[1]} "
-            f"classes, but got {wrong[0]}."
-        )
+def _files_to_write(out: Path) -> list[Path]:
+    """Return the files of the sheet and of the numbers; raise if they cannot be written, before any work is done."""
+    stem = out.with_suffix("") if out.suffix in (".png", ".npz") else out
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    files = [Path(f"{stem}.png"), Path(f"{stem}.npz")]
+    for file in files:
+        is_new = not file.exists()
+        file.open("ab").close()
+        if is_new:
+            file.unlink()
+    return files

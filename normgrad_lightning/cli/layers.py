@@ -1,95 +1,95 @@
-"""Which layers of a model can be named, what they give, and which ones `"auto"` would take."""
+"""List the layers of a model that can be named in `layers`.
+
+A star marks those that "auto" would take. A dash for a grid marks those that
+have no features on the image, and so no map.
+
+Example:
+  normgrad-lightning layers torchvision.models:resnet18 --input 3x224x224
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from normgrad_lightning.cli.arguments import add_model_arguments, shape
+from normgrad_lightning.cli.terminal import printable, say
 
-from normgrad_lightning.passes.choose_layers import total, trained_layers
-from normgrad_lightning.passes.sandbox import Sandbox
-from normgrad_lightning.recording.layer_names import named_layers
-from normgrad_lightning.recording.nested import first_tensor
-from normgrad_lightning.recording.observer import Observer
-from normgrad_lightning.recording.options import ReadOptions
-from normgrad_lightning.recording.own_passes import own_pass
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
-class Row(NamedTuple):
-    """A layer.
-
-    Attributes:
-        name: as flags take it.
-        kind: its class.
-        shape: of its output for one image; None if it was not called, or gives no tensor.
-        grid: where on the image its features are; None if they are on none, and there can be no map.
-        parameters: how many weights it holds.
-        auto: whether `"auto"` would take it.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...] | None
-    grid: tuple[int, ...] | None
-    parameters: int
-    auto: bool
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    model = "what makes the model: train.py:LitModel or package.module:Name; with --module, a checkpoint"
+    parser.add_argument("model", metavar="MODEL", help=model)
+    parser.add_argument("--input", type=shape, default=[3, 224, 224], metavar="CxHxW", help="of an image (3x224x224)")
+    add_model_arguments(parser, module_is_required=False)
 
 
-def layer_rows(model: nn.Module, images: Tensor) -> list[Row]:
-    """All layers of the model as they are built; those that give no tensor, or are not called, at the end."""
-    shapes = dict[str, tuple[int, ...] | None]()
+def run(options: argparse.Namespace) -> None:
+    """Print the table of layers."""
+    import torch
 
-    def note(name: str) -> Any:
-        def see(_: nn.Module, args: Any, output: Any) -> None:
-            given = first_tensor(output)
-            shapes[name] = None if given is None else tuple(given.shape[1:])
+    from normgrad_lightning.cli.checkpoint import load_trained
+    from normgrad_lightning.cli.model_by_name import find, made_by
 
-        return see
+    if options.module is None:
+        module = made_by(options.model, find(options.model), dict(options.arg)).float().eval()
+    else:
+        module = load_trained(Path(options.model), options.module, dict(options.arg), trusted=options.unsafe)
+    try:
+        rows, auto = layer_rows(module, torch.rand(2, *options.input))
+    except Exception as error:
+        raise ValueError(f"`--input`: the model cannot be called with {_sizes(options.input)}: {error}") from error
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        *left, last = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        say("  ".join([*left, last.strip().rjust(widths[-1])]), sys.stdout)
+    say("", sys.stdout)
+    say(f"{len(rows) - 1} layers; auto takes {', '.join(auto) or 'none of them: name those to be read'}", sys.stdout)
+
+
+def layer_rows(model: nn.Module, images: Tensor) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return the cells of the table, its heading first and uncalled layers last; and the layers that auto takes."""
+    import torch
+
+    from normgrad_lightning.hooks.observer import Observer
+    from normgrad_lightning.isolated.choose_layers import select_layers, total, trained_layers
+    from normgrad_lightning.isolated.sandbox import Sandbox
+    from normgrad_lightning.layers.names import named_layers
+    from normgrad_lightning.layers.nested import first_tensor
+    from normgrad_lightning.layers.options import ReadOptions
+    from normgrad_lightning.layers.own_passes import own_pass
+
+    shapes: dict[nn.Module, str] = {}
+    layers = named_layers(model)
+
+    def note(layer: nn.Module, args: Any, output: Any) -> None:
+        given = first_tensor(output)
+        shapes[layer] = "-" if given is None else _sizes(given.shape[1:])
 
     with torch.no_grad(), own_pass(), Observer(model) as observer:
-        layers = named_layers(model)
-        handles = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+        handles = [layer.register_forward_hook(note) for layer in layers.values()]
         try:
             Sandbox(model).run(lambda stand_in: stand_in(images))
         finally:
             for handle in handles:
                 handle.remove()
-        grids = {sighting.name: sighting.layout.grid for sighting in observer.sightings}
-    auto = _auto(model, images) or observer.choose()
-    rows = {
-        name: Row(name, type(layer).__name__, shapes.get(name), grids.get(name), _weights(layer), name in auto)
-        for name, layer in layers.items()
-    }
-    return sorted(rows.values(), key=lambda row: row.shape is None)
-
-
-def _auto(model: nn.Module, images: Tensor) -> list[str]:
-    """What it takes in training, for a loss that depends on all that the model gives; nothing, if it learns nothing."""
-    try:
-        return trained_layers(model, lambda stand_in, batch: total(stand_in(batch)), images, ReadOptions())
+    grids = {candidate.name: _sizes(candidate.layout.grid) for candidate in observer.candidates}
+    try:  # as in training, where weights may be frozen
+        auto = trained_layers(model, lambda stand_in, batch: total(stand_in(batch)), images, ReadOptions())
     except ValueError:
-        return []
-
-
-def _weights(layer: nn.Module) -> int:
-    return sum(p.numel() for p in layer.parameters())
-
-
-def as_text(rows: Sequence[Row]) -> str:
-    """The table, for a terminal: a star for what auto takes, `-` for what gives no features on a grid."""
-    cells = [("", "layer", "type", "output", "grid", "parameters")]
-    for row in rows:
-        shape = "uncalled" if row.shape is None else _sizes(row.shape)
-        grid = "-" if row.grid is None else _sizes(row.grid)
-        cells.append(("*" if row.auto else "", row.name, row.kind, shape, grid, f"{row.parameters:,}"))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for line in cells:
-        *left, last = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        lines.append("  ".join([*left, last.strip().rjust(widths[-1])]).rstrip())
-    return "\n".join(lines)
+        auto = select_layers(model, "auto", images)
+    rows: list[tuple[str, ...]] = [("", "layer", "type", "output", "grid", "parameters")]
+    for name, layer in sorted(layers.items(), key=lambda item: item[1] not in shapes):
+        weights = f"{sum(p.numel() for p in layer.parameters()):,}"
+        star, kind, output = "*" if name in auto else "", type(layer).__name__, shapes.get(layer, "uncalled")
+        rows.append((star, printable(name), kind, output, grids.get(name, "-"), weights))
+    return rows, auto
 
 
 def _sizes(shape: Sequence[int]) -> str:

@@ -15,14 +15,17 @@ import torch
 from torch import Tensor
 
 from normgrad_lightning.maths.scaling import at_any_scale
+from normgrad_lightning.maths.tensor_subclasses import plain
 from normgrad_lightning.maths.windows import Window
-from normgrad_lightning.tensor_subclasses import plain
 
 Term = tuple[float, Tensor, Tensor]
 """A factor, an activation and a gradient: `a · g ⊗ x`."""
 
-SOME = 2**20
+CHUNK_VALUES = 2**20
 """How many values a temporary copy may hold: with fewer, threads wait for each other more often than they work."""
+
+DEVICE_CHUNK_VALUES = 2**27
+"""The same on other devices than a CPU, where small pieces gain nothing and each costs the host a launch."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,14 @@ class OuterProducts:
         groups: the convolution's groups.
         window: what each location reads (of `x`) or, if transposed, writes (of `g`); None for a 1×1 or linear layer.
         transposed: whether the window is on `g`.
+        rescale: whether values of any size are right on every device. If not, other devices than a CPU read them once,
+            and squares that do not fit float32 vanish or overflow.
     """
 
     groups: int = 1
     window: Window | None = None
     transposed: bool = False
+    rescale: bool = True
 
     def x_norms(self, x: Tensor) -> Tensor:
         """`‖x_{γ,u}‖`, `(N, γ, *L)`, of `x` `(N, C, *S)`."""
@@ -60,13 +66,14 @@ class OuterProducts:
         In float64, because the terms nearly cancel; the result has the type of the map of one term.
         """
         x_window, g_window = (None, self.window) if self.transposed else (self.window, None)
-        square = torch.zeros((), dtype=torch.float64, device=terms[0][1].device)
+        square = torch.zeros((), dtype=torch.float64)  # a scalar of the CPU adds to tensors of any device
         for i, (a, x, g) in enumerate(terms):
             for j, (b, y, k) in enumerate(terms[: i + 1]):
                 pair = self._dots(g, k, g_window, "g") * self._dots(x, y, x_window, "x")
                 square = square + (1 if i == j else 2) * a * b * pair.sum(1)
-        dtype = torch.promote_types(*(wide_dtype(t) for t in terms[0][1:]))
-        return square.clamp_min(0).sqrt().to(dtype)
+        x, g = terms[0][1:]
+        dtype = torch.promote_types(wide_dtype(x), wide_dtype(g))
+        return square.clamp_min(0).sqrt().to(x.device, dtype)
 
     def spread(self, m: Tensor) -> Tensor:
         """Each value given to every pixel of its patch, `M = boxᵀ(m)`; without a window, the map itself."""
@@ -74,23 +81,29 @@ class OuterProducts:
 
     def _norms(self, t: Tensor, window: Window | None, name: str) -> Tensor:
         if self.groups == 1:
-            norms = channel_norm(t).unsqueeze(1)
+            norms = channel_norm(t, rescale=self.rescale).unsqueeze(1)
         else:
-            norms = channel_norm(_by_group(t, self.groups, name), dim=2)
-        return norms if window is None else window.norm(norms)
+            norms = channel_norm(_by_group(t, self.groups, name), dim=2, rescale=self.rescale)
+        return norms if window is None else window.norm(norms, rescale=self.rescale)
 
     def _dots(self, a: Tensor, b: Tensor, window: Window | None, name: str) -> Tensor:
         dots = channel_dot(_by_group(a, self.groups, name), _by_group(b, self.groups, name))
         return dots if window is None else window.sum(dots)
 
 
-def channel_norm(t: Tensor, dim: int = 1) -> Tensor:
-    """The norm over channels at every location, in float32 or wider, without a widened copy of the whole of `t`."""
+def channel_norm(t: Tensor, dim: int = 1, *, rescale: bool = True) -> Tensor:
+    """Return the norm over channels at every location, in float32 or wider, without a widened copy of all of `t`.
+
+    Args:
+        t: `(N, C, *S)`.
+        dim: the channels' axis.
+        rescale: see `at_any_scale`.
+    """
     t = plain(t).detach()
     norm = partial(_norm, dim=dim % t.dim(), dtype=wide_dtype(t))
-    if t.numel() <= SOME:
-        return at_any_scale(norm, t)
-    return torch.cat([at_any_scale(norm, images) for (images,) in _some_images(t)])
+    if t.numel() <= _chunk_values(t) or not (rescale or t.is_cpu):
+        return at_any_scale(norm, t, rescale=rescale)
+    return torch.cat([at_any_scale(norm, images, rescale=rescale) for (images,) in _some_images(t)])
 
 
 def _norm(t: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -102,10 +115,17 @@ def _norm(t: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 def channel_dot(a: Tensor, b: Tensor) -> Tensor:
-    """The inner product over channels in float64, `(N, γ, *S)` of `(N, γ, C, *S)`."""
+    """Return the inner product over channels in float64, `(N, γ, *S)` of `(N, γ, C, *S)`."""
     images = _some_images(plain(a).detach(), plain(b).detach())
-    parts = [(some.double() * others.double()).sum(2) for some, others in images]
-    return torch.cat(parts)
+    return torch.cat([(_double(some) * _double(others)).sum(2) for some, others in images])
+
+
+def _double(t: Tensor) -> Tensor:
+    """Return `t` in float64: on its device or, where that has no such numbers, on the CPU."""
+    try:
+        return t.double()
+    except TypeError:
+        return t.cpu().double()
 
 
 def wide_dtype(t: Tensor) -> torch.dtype:
@@ -124,5 +144,9 @@ def _by_group(t: Tensor, groups: int, name: str) -> Tensor:
 def _some_images(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """A few images at a time: what is computed of all at once would take as much memory as they do."""
     first = tensors[0]
-    some = max(1, SOME * len(first) // max(first.numel(), 1))
+    some = max(1, _chunk_values(first) * len(first) // max(first.numel(), 1))
     return zip(*(torch.split(t, some) for t in tensors), strict=True)
+
+
+def _chunk_values(t: Tensor) -> int:
+    return CHUNK_VALUES if t.is_cpu else DEVICE_CHUNK_VALUES

@@ -12,38 +12,53 @@ import torch
 from torch import Tensor
 
 
-def at_any_scale(norm: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """`norm(t)`, computed on scaled images where squares would vanish or overflow.
+def at_any_scale(norm: Callable[[Tensor], Tensor], t: Tensor, *, rescale: bool = True) -> Tensor:
+    """Return `norm(t)`, computed on scaled images where squares would vanish or overflow.
 
     A CPU tries without scaling and looks at the result, which is many times smaller than `t`. On other devices a look
-    would wait for the device, so all images are scaled there.
+    would wait for the device, so all images are scaled there; but not those in float16, whose squares fit float32.
 
     Args:
-        norm: squares, adds up and takes the root, image by image: `norm(a·t) = a·norm(t)`.
+        norm: squares in float32 or wider, adds up and takes the root, image by image: `norm(a·t) = a·norm(t)`.
         t: floating-point, `(N, …)`.
+        rescale: whether to scale also where looking is not possible, which reads `t` three times and writes it once.
     """
-    if not t.numel():
+    if not t.numel() or t.dtype == torch.float16:
         return norm(t)
     if _can_look_at(t):
         result = norm(t)
         if _is_safe(result):
             return result
+    elif not rescale:
+        return norm(t)
     scale = unit_scale(t)
     result = norm(t * scale)
     return result / scale.reshape(-1, *(1,) * (result.dim() - 1))
 
 
+_EXPONENT_BITS = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
+
+
+_WITH_FREXP = ("cpu", "cuda")
+"""Devices that are known to have `frexp`: MPS has not. `vmap` of old versions of torch cannot look at bits."""
+
+
 def unit_scale(t: Tensor) -> Tensor:
-    """The power of two for each image that brings its largest absolute value near 1, `(N, 1, …)`, in float32 or wider.
+    """Return the power of two for each image that brings its largest value near 1, `(N, 1, …)`, in float32 or wider.
 
     It is 1 for an image that is not finite.
     """
-    dims = tuple(range(1, t.dim()))
     dtype = torch.promote_types(t.dtype, torch.float32)
-    largest = torch.maximum(t.amax(dims, keepdim=True), -t.amin(dims, keepdim=True)).to(dtype)
+    largest = torch.linalg.vector_norm(t, math.inf, tuple(range(1, t.dim())), keepdim=True, dtype=dtype)
     tiny = torch.finfo(dtype).tiny
     largest = largest.nan_to_num(1.0, posinf=1.0).clamp(tiny, 0.25 / tiny)
-    return torch.frexp(largest).mantissa / largest
+    power: Tensor
+    if largest.device.type in _WITH_FREXP:
+        power = largest / (2.0 * torch.frexp(largest).mantissa)
+    else:
+        integers, exponent = _EXPONENT_BITS[dtype]
+        power = (largest.view(integers) & exponent).view(dtype)
+    return 0.5 / power
 
 
 def _can_look_at(t: Tensor) -> bool:

@@ -97,9 +97,9 @@ class Window:
         window.output_shape = tuple(x_shape[2:])
         return window
 
-    def norm(self, norms: Tensor) -> Tensor:
-        """The norm of each patch, `sqrt(box(norms²))`."""
-        return at_any_scale(lambda norms: self.sum(norms.square()).sqrt(), norms)
+    def norm(self, norms: Tensor, *, rescale: bool = True) -> Tensor:
+        """Return the norm of each patch, `sqrt(box(norms²))`; see `at_any_scale`."""
+        return at_any_scale(lambda norms: self.sum(norms.square()).sqrt(), norms, rescale=rescale)
 
     def sum(self, t: Tensor) -> Tensor:
         """`box(t)`: `(N, G, *S)` to `(N, G, *S_out)`."""
@@ -144,8 +144,8 @@ class Window:
             return t
         if self.padding_mode == "zeros":
             return t.narrow(dim, before, size)
-        places = torch.arange(size, dtype=torch.float64, device=t.device)
-        source = F.pad(places[None, None], (before, after), mode=PADDING_MODES[self.padding_mode]).flatten().long()
+        indices = torch.arange(size, dtype=torch.float32, device=t.device)
+        source = F.pad(indices[None, None], (before, after), mode=PADDING_MODES[self.padding_mode]).flatten().long()
         shape = list(t.shape)
         shape[dim] = size
         return t.new_zeros(shape).index_add_(dim, source, t)

@@ -1,7 +1,7 @@
 """Atlas: where each class is learned. For each class the mean of its maps, and how it differs from the other classes'.
 
-A mark at a fixed place of one class is a bright spot in one tile. Both tiles have fixed scales, so that classes and
-events can be compared.
+A mark at a fixed place of one class is a bright spot in one tile. All tiles of a card have the same scale, as wide as
+its classes and the first event beside them need.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from typing import Any
 import numpy as np
 import torch
 
+from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.class_signal import only
-from normgrad_lightning.views.coarse import Coarse, per_map_mean, resized
 from normgrad_lightning.views.colours import SIGNED_COLORMAP, colours_of
-from normgrad_lightning.views.drawing import Pixels, jpeg, plane
+from normgrad_lightning.views.drawing import Pixels, in_steps, jpeg, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
-from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.origin import COMBINED, Origin, of_map
-from normgrad_lightning.views.resampling import Floats, resized_axis, smoothed
+from normgrad_lightning.views.pooled_batch import PooledBatch, resized
+from normgrad_lightning.views.resampling import Floats, smoothed
 from normgrad_lightning.views.statistics import lifts
+from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.table import Table
+from normgrad_lightning.views.tag_namer import COMBINED, TagNamer, of_map
+from normgrad_lightning.views.typical import per_map_mean
 
-BRIGHTEST = 4.0
-"""Of a mean map, in units of its mean: what is above has the same colour."""
-
-LARGEST_LIFT = 8.0
-"""The scale of lifts goes from an eighth to this."""
+LIMITS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+"""Where scales of mean maps (from 0) and of lifts (from one over it) may end; what is above has the same colour."""
 
 _TILE = 96
 _NARROWEST = 2 / 3  # of a tile, width by height: the numbers above it need room
+_FIRST = 24  # classes whose first event is remembered
 _LONGEST = 12  # letters of a class
 
 
 class Atlas:
-    """Adds up the maps of each class. At each event, what came before counts half from then on."""
+    """Adds up the maps of each class. At each event, the sums are halved."""
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[int, Floats]] = {}
         self._counts: dict[int, float] = {}
-        self._origin: Origin | None = None
+        self._namer: TagNamer | None = None
         self._aspect = 1.0
-        self._first: dict[str, dict[int, float]] = {}
+        self._first: dict[str, dict[int, Floats]] = {}
 
-    def add(self, batch: Coarse, look: Look, signal: Mapping[int, float]) -> None:
+    def add(self, batch: PooledBatch, style: Style, signal: Mapping[int, float]) -> None:
         """Add the maps of a batch."""
         labels = np.asarray(batch.labels)
         self._fit_to(next(iter(batch.focus.values())).shape[1:] if batch.focus else None)
@@ -60,10 +60,10 @@ class Atlas:
             self._counts[int(label)] = self._counts.get(int(label), 0.0) + float(count)
         self._counts = only(self._counts, signal)
         self._sums = {name: only(sums, self._counts) for name, sums in self._sums.items()}
-        self._origin, self._aspect = batch.origin, _aspect(batch)
+        self._namer, self._aspect = batch.namer, _aspect(batch)
 
     def _fit_to(self, grid: tuple[int, ...] | None) -> None:
-        """Bring what is there to the grid of images of another size; with other axes, begin anew."""
+        """Bring the sums to the grid of images of another size; with other axes, start over."""
         before = next((total.shape for sums in self._sums.values() for total in sums.values()), grid)
         if grid is None or before is None or before == grid:
             return
@@ -75,85 +75,108 @@ class Atlas:
             if sums
         }
 
+    @property
+    def names(self) -> list[str]:
+        """The maps that it is made of."""
+        return list(self._sums)
+
     def lifts(self, name: str) -> tuple[dict[int, Floats], dict[int, Floats]]:
-        """The mean map of each class, and its lift over the other classes."""
+        """Return the mean map of each class, and its lift over the other classes."""
         sums = self._sums[name]
         labels = list(sums)
         counts = np.asarray([self._counts[label] for label in labels])
         means = smoothed(np.stack([sums[label] / self._counts[label] for label in labels]).astype(np.float64))
         return dict(zip(labels, means, strict=True)), dict(zip(labels, lifts(means, counts), strict=True))
 
-    def page(self, shown: Sequence[int], look: Look) -> Page | None:
-        """A picture for each map; then let what is there count half."""
-        origin, self._origin = self._origin, None
-        if origin is None:
+    def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
+        """Return a card for each map, and halve the sums."""
+        namer, self._namer = self._namer, None
+        if namer is None:
             return None
         pictures, scalars = [], {}
         for name in self._sums:
             means, lift_of = self.lifts(name)
-            spots = {label: float(lift_of[label].max()) for label in shown if label in lift_of}
-            pixels = self._drawn(name, means, lift_of, spots, look, origin)
-            pictures.append(Picture(origin.picture_tag("3_atlas", name), jpeg(pixels), *pixels.shape[:2]))
-            self._first[name] = {**spots, **self._first.get(name, {})}
+            seen = [label for label in shown if label in lift_of]
+            pixels = self._drawn(name, means, lift_of, seen, style, namer)
+            pictures.append(Picture(namer.picture_tag("atlas", name), jpeg(pixels), *pixels.shape[:2]))
+            first = self._first.setdefault(name, {})
+            first |= {label: lift_of[label] for label in seen[: _FIRST - len(first)] if label not in first}
             if name == COMBINED and len(lift_of) > 1:
-                scalars = {tag: spots[label] for label, tag in origin.tags("hot_spot", spots).items()}
+                tags = namer.tags("hot_spot", seen)
+                scalars = {tag: float(lift_of[label].max()) for label, tag in tags.items()}
         self._sums = {name: {label: m / 2 for label, m in sums.items()} for name, sums in self._sums.items()}
         self._counts = {label: count / 2 for label, count in self._counts.items()}
-        return Page(origin.step, pictures, scalars)
+        return Page(namer.step, pictures, scalars)
 
     def _drawn(
         self,
         name: str,
         means: Mapping[int, Floats],
         lift_of: Mapping[int, Floats],
-        spots: Mapping[int, float],
-        look: Look,
-        origin: Origin,
+        shown: Sequence[int],
+        style: Style,
+        namer: TagNamer,
     ) -> Pixels:
+        """Return the card: for each class its mean map, its lift if there are other classes, and its first lift."""
         first, alone = self._first.get(name, {}), len(lift_of) < 2
-        names = origin.captions(spots, _LONGEST)
+        names = namer.captions(shown, _LONGEST)
         title = [
             f"Where each class is learned ({of_map(name)}):",
-            "its mean map" if alone else "its mean map, and its lift over others",
+            "the mean map of a class; lift: its mean map over others'",
         ]
-        if len(spots) < len(means):
-            title.append(f"{len(spots)} of {len(means)} classes: those with the most signal")
-        captions = [
-            names[label] + ("" if alone else f": hot spot {spot:.1f}{_before(first.get(label))}")
-            for label, spot in spots.items()
-        ]
+        if len(shown) < len(means):
+            title.append(f"{len(shown)} of {len(means)} classes: those with the most signal")
+        captions = [names[label] + ("" if alone else _hot_spots(lift_of[label], first.get(label))) for label in shown]
+        heads = ["mean map", *([] if alone else ["lift"]), *([] if alone or not first else ["first lift"])]
         height, width = _tile_size(self._aspect)
-        table = Table((height, width), 2, captions, title, across=min(2, len(captions)))
-        for block, label in enumerate(spots):
-            table.put(block, 0, _coloured(means[label] / BRIGHTEST, height, width, look.colormap))
-            if not alone:
-                scaled = 0.5 + np.log(lift_of[label]) / (2 * math.log(LARGEST_LIFT))
-                table.put(block, 1, _coloured(scaled, height, width, SIGNED_COLORMAP))
-        bars = [("mean map: 0", f"{BRIGHTEST:.0f} times its mean", look.colormap)]
+        table = Table((height, width), len(heads), captions, title, heads=heads, across=min(2, len(captions)))
+        lifts_shown = [
+            lift for label in shown for lift in (lift_of[label], *([first[label]] if label in first else []))
+        ]
+        brightest = _limit([means[label].max() for label in shown])
+        largest = _limit([max(lift.max(), 1 / lift.min()) for lift in lifts_shown])
+        for block, label in enumerate(shown):
+            table.put(block, 0, _coloured(means[label] / brightest, height, width, style.colormap))
+            for column, lift in enumerate(
+                [] if alone else [lift_of[label], *([first[label]] if label in first else [])], 1
+            ):
+                scaled = 0.5 + np.log(lift.astype(np.float64)) / (2 * math.log(largest))
+                table.put(block, column, _coloured(scaled, height, width, SIGNED_COLORMAP))
+        bars = [("mean map: 0", f"{brightest:g} times its mean", style.colormap)]
         if not alone:
-            bars.append((f"lift: 1/{LARGEST_LIFT:.0f}", f"{LARGEST_LIFT:.0f} times", SIGNED_COLORMAP))
+            bars.append((f"lift: 1/{largest:g}", f"{largest:g} times", SIGNED_COLORMAP))
         return np.concatenate([table.picture, *(_bar(*bar, table) for bar in bars)])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run compares with: the first event."""
-        return {"first_hot_spots": self._first}
+        """Return what a resumed run compares with: the first lifts, about 3 kB for each of 24 classes."""
+        first = {
+            name: {label: torch.from_numpy(lift) for label, lift in of.items()} for name, of in self._first.items()
+        }
+        return {"first_lifts": first}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the checkpoint's run was."""
-        self._first = {name: dict(of) for name, of in state.get("first_hot_spots", {}).items()}
+        """Continue from a checkpoint."""
+        first = state.get("first_lifts", {})
+        self._first = {name: {label: lift.numpy() for label, lift in of.items()} for name, of in first.items()}
 
 
 def _on_grid(maps: Floats, grid: Sequence[int]) -> Floats:
-    """Maps `(N, *S)` on another grid, interpolated."""
+    """Return maps `(N, *S)` on another grid, interpolated."""
     return resized(torch.from_numpy(maps), grid).numpy()
 
 
-def _before(first: float | None) -> str:
-    return "" if first is None else f", first {first:.1f}"
+def _hot_spots(lift: Floats, first: Floats | None) -> str:
+    """Return the words on the largest lift, now and at the first event."""
+    return f": hot spot {lift.max():.1f}" + ("" if first is None else f", first {first.max():.1f}")
 
 
-def _aspect(batch: Coarse) -> float:
-    """Width of the images by their height; of a signal, that of a strip."""
+def _limit(values: Sequence[float]) -> float:
+    """Return the end of a scale that has room for these values."""
+    return next((limit for limit in LIMITS if limit >= max(values, default=0.0)), LIMITS[-1])
+
+
+def _aspect(batch: PooledBatch) -> float:
+    """Return the width of the images by their height; of a signal, that of a strip."""
     size = next(iter(batch.layers.values())).shape[1:] if batch.images is None else batch.images.shape[2:]
     return 4.0 if len(size) == 1 else size[-1] / size[-2]
 
@@ -165,9 +188,7 @@ def _tile_size(aspect: float) -> tuple[int, int]:
 
 def _coloured(values: Floats, height: int, width: int, colormap: str) -> Pixels:
     """Return values `(*S)` from 0 to 1 in colours, interpolated before."""
-    flat = plane(values[None].clip(0.0, 1.0).astype(np.float32))
-    steps = (255.0 * resized_axis(resized_axis(flat, 2, width), 1, height)[0] + 0.5).astype(np.uint8)
-    pixels: Pixels = _palette(colormap)[steps]
+    pixels: Pixels = _palette(colormap)[in_steps(plane(values[None].clip(0.0, 1.0)), height, width)[0]]
     return pixels
 
 
@@ -179,7 +200,7 @@ def _palette(colormap: str) -> Pixels:
 
 
 def _bar(low: str, high: str, colormap: str, table: Table) -> Pixels:
-    """A line with a scale of colours between what its ends mean."""
+    """Return a line with a scale of colours between what its ends mean."""
     size, width = table.letters, table.picture.shape[1]
     line = line_height(size)
     pixels: Pixels = np.full((line + 2, width, 4), 255, np.uint8)

@@ -1,23 +1,23 @@
-"""How much of the training signal comes from each class, and so which classes are worth a row."""
+"""How much of the training signal comes from each class: it decides which classes get a row."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from typing import TypeVar
 
-from normgrad_lightning.views.coarse import Coarse
+from normgrad_lightning.views.pooled_batch import PooledBatch
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 ROWS = 12
 """Classes in a picture, at most."""
 
 MOST = 1000
-"""Classes that anything is kept of, at most."""
+"""Classes to collect for, at most."""
 
 
 class ClassSignal:
-    """The part of the signal of each class, summed up over batches; at each event, what came before counts half.
+    """Each class's part of the signal: a sum over batches, halved at every event.
 
     Attributes:
         totals: by class.
@@ -26,7 +26,7 @@ class ClassSignal:
     def __init__(self) -> None:
         self.totals: dict[int, float] = {}
 
-    def add(self, batch: Coarse) -> None:
+    def add(self, batch: PooledBatch) -> None:
         """Add the images of a batch."""
         for label, share in zip(batch.labels, batch.shares, strict=True):
             self.totals[label] = self.totals.get(label, 0.0) + share
@@ -35,19 +35,19 @@ class ClassSignal:
 
     @property
     def shown(self) -> list[int]:
-        """The classes with the most signal, in the order of their numbers."""
+        """Return the classes with the most signal, in the order of their numbers."""
         return sorted(strongest(self.totals, ROWS))
 
-    def begin_anew(self) -> None:
-        """An event is over."""
+    def halve(self) -> None:
+        """Let what there is count half, as an event is over."""
         self.totals = {label: total / 2 for label, total in self.totals.items()}
 
 
 def strongest(totals: Mapping[int, float], count: int) -> list[int]:
-    """The classes with the largest totals."""
+    """Return the classes with the largest totals."""
     return sorted(totals, key=lambda label: -totals[label])[:count]
 
 
-def only(of_class: Mapping[int, Kept], labels: Container[int]) -> dict[int, Kept]:
-    """What is kept of these classes."""
-    return {label: kept for label, kept in of_class.items() if label in labels}
+def only(of_class: Mapping[int, Value], labels: Container[int]) -> dict[int, Value]:
+    """Return the values of these classes."""
+    return {label: value for label, value in of_class.items() if label in labels}

@@ -1,4 +1,4 @@
-"""Curves: a few numbers for each layer and each class, each the mean since the last event."""
+"""Curves: scalars of each layer and each class, each the mean since the last event."""
 
 from __future__ import annotations
 
@@ -7,52 +7,54 @@ from typing import Any
 
 import numpy as np
 
-from normgrad_lightning.kinds import MapSet, numbered_tags
+from normgrad_lightning.maps import MapSet, numbered_tags
 from normgrad_lightning.page import Page
-from normgrad_lightning.views.coarse import Coarse
-from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.origin import ALL, COMBINED, Origin
+from normgrad_lightning.views.pooled_batch import PooledBatch
 from normgrad_lightning.views.statistics import border_share, concentration, share_on_object
+from normgrad_lightning.views.style import Style
+from normgrad_lightning.views.tag_namer import ALL, COMBINED, TagNamer
 
 _BY_LAYER = {"concentration": concentration, "border_share": border_share}
 
 
+def _tag(group: str, name: str) -> str:
+    """Return the tag of a number. What tells little by itself is one group down, behind the telling numbers."""
+    return f"{group}/{name}" if name.startswith("share_on_object") else f"{group}_layers/{name}"
+
+
 class _Mean:
-    """A mean that grows."""
+    """Running mean."""
 
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
 
     def add(self, values: Any) -> None:
-        """Add numbers; those that are not known do not count."""
+        """Add numbers; those that are not finite do not count."""
         known = np.asarray(values, float)
         known = known[np.isfinite(known)]
         self._sum, self._count = self._sum + float(known.sum()), self._count + known.size
 
     @property
     def value(self) -> float:
-        """The mean, or NaN."""
+        """Return the mean, or NaN."""
         return self._sum / self._count if self._count else float("nan")
 
 
 class Curves:
-    """Means of numbers of each layer, and of those on the object of each class."""
+    """Running means of each layer's numbers, and of each class's share on the object."""
 
     def __init__(self) -> None:
-        self._begin_anew()
+        self._drift = Drift()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._layers: dict[str, _Mean] = {}
         self._on_object: dict[int, _Mean] = {}
-        self._signal: dict[int, float] = {}
-        self._batches = 0
-        self._origin: Origin | None = None
+        self._namer: TagNamer | None = None
 
-    def add(self, batch: Coarse, look: Look, signal: Mapping[int, float]) -> None:
+    def add(self, batch: PooledBatch, style: Style, signal: Mapping[int, float]) -> None:
         """Add the numbers of a batch."""
-        self._origin, self._batches = batch.origin, self._batches + 1
-        for label, share in zip(batch.labels, batch.shares, strict=True):
-            self._signal[label] = self._signal.get(label, 0.0) + share
+        self._namer = batch.namer
         for layer, maps in batch.layers.items():
             for name, number in _BY_LAYER.items():
                 self._add(f"{name}/{layer}", number(maps))
@@ -69,35 +71,35 @@ class Curves:
     def _add(self, name: str, values: Any) -> None:
         self._layers.setdefault(name, _Mean()).add(values)
 
-    def page(self, shown: Sequence[int], look: Look) -> Page | None:
-        """The means; then begin anew."""
-        origin = self._origin
-        if origin is None:
+    def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
+        """Return the means and the drift of a probe, and start over."""
+        pages = [page for page in (self._means(shown), self._drift.page(map_sets)) if page is not None]
+        return Page.joined(pages) if pages else None
+
+    def _means(self, shown: Sequence[int]) -> Page | None:
+        namer = self._namer
+        if namer is None:
             return None
-        by_class = {
-            "part_of_signal": {label: total / self._batches for label, total in self._signal.items()},
-            "share_on_object_by_class": {label: mean.value for label, mean in self._on_object.items()},
-        }
-        scalars = {f"{origin.group}/{name}": mean.value for name, mean in self._layers.items()}
-        for name, values in by_class.items():
-            tags = origin.tags(name, [label for label in shown if label in values and label != ALL])
-            scalars |= {tag: values[label] for label, tag in tags.items()}
-        self._begin_anew()
-        return Page(origin.step, scalars={tag: value for tag, value in scalars.items() if np.isfinite(value)})
+        scalars = {_tag(namer.group, name): mean.value for name, mean in self._layers.items()}
+        labels = [label for label in shown if label in self._on_object and label != ALL]
+        tags = namer.tags("share_on_object_by_class", labels)
+        scalars |= {tag: self._on_object[label].value for label, tag in tags.items()}
+        self._reset()
+        return Page(namer.step, scalars={tag: value for tag, value in scalars.items() if np.isfinite(value)})
 
 
 class Drift:
-    """How much the maps of a probe change: 1 minus the cosine between a map and that of the event before."""
+    """How much a probe's maps change: 1 minus the cosine between a map and that of the event before."""
 
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
 
     def page(self, map_sets: Sequence[MapSet]) -> Page | None:
-        """The mean over the images of a probe, for each layer."""
+        """Return the mean over the images of a probe, for each layer."""
         of_probe = [one for one in map_sets if one.source == "probe" and not one.kind.needs_passes][:1]
         for one in of_probe:
             maps = {layer: m.flatten(1).double().numpy() for layer, m in one.maps.items()}
-            tags = numbered_tags(f"{one.group}/drift", one.layers)
+            tags = numbered_tags(_tag(one.group, "drift"), one.layers)
             scalars = {
                 tags[layer]: drift(m, self._before[layer])
                 for layer, m in maps.items()

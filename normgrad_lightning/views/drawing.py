@@ -22,9 +22,9 @@ from PIL import Image
 
 from normgrad_lightning.views.colours import colours_of
 from normgrad_lightning.views.lettering import length_of, line_height, write
-from normgrad_lightning.views.look import Look, Statistic
-from normgrad_lightning.views.resampling import Floats, resized_axis, shrunk
+from normgrad_lightning.views.resampling import Floats, resized, shrunk
 from normgrad_lightning.views.scales import scale_maps, unit, wide
+from normgrad_lightning.views.style import Statistic, Style
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """Red, green, blue and an unused byte, `(H, W, 4)`: the layout that encoders are fastest with."""
@@ -86,7 +86,7 @@ def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statisti
 
 
 def overlay(
-    image: Pixels, map: Floats, *, colormap: str = Look.colormap, opacity: float = Look.opacity, signed: bool = False
+    image: Pixels, map: Floats, *, colormap: str = Style.colormap, opacity: float = Style.opacity, signed: bool = False
 ) -> Pixels:
     """Return the map in colour over the grey version of the image, `(H, W, 4)`.
 
@@ -114,35 +114,27 @@ def overlay(
         signed: Whether the map is signed; take a diverging colour map then, such as `SIGNED_COLORMAP`.
     """
     height, width = image.shape[:2]
-    picture: Pixels = _painted(greys_of(image[None]), _resized(map[None], height, width), colormap, opacity, signed)[0]
+    picture: Pixels = _painted(greys_of(image[None]), in_steps(map[None], height, width), colormap, opacity, signed)[0]
     return picture
 
 
-def overlays(
-    greys: npt.NDArray[np.uint8],
-    maps: Floats,
-    *,
-    colormap: str = Look.colormap,
-    opacity: float = Look.opacity,
-    scale: str = Look.scale,
-    signed: bool = False,
-) -> Pixels:
+def overlays(greys: npt.NDArray[np.uint8], maps: Floats, style: Style | None = None, *, signed: bool = False) -> Pixels:
     """Return each map in colour over a grey picture, `(N, H, W, 4)`; hatched, if it is zero everywhere.
 
     Args:
         greys: `(N, H, W)`, from `greys_of`.
         maps: `(N, *S)` in any units, on a grid of any size. Of three axes, the middle slice along the first is shown.
-        colormap: As for `overlay`.
-        opacity: As for `overlay`.
-        scale: As for `scale_maps`. Robust maps of more than 64 cells a side are shrunk before.
+        style: Colour map (unless the maps are signed), opacity and scale. On a robust scale, maps of more than 64
+            cells a side are shrunk before.
         signed: As for `scale_maps`.
     """
-    planes = plane(maps)
-    if scale == "robust":
-        drawn = scale_maps(shrunk(wide(planes)), scale, signed=signed)
+    planes, style = plane(maps), style or Style()
+    if style.scale == "robust":
+        drawn = scale_maps(shrunk(wide(planes)), style.scale, signed=signed)
     else:
-        drawn = plane(scale_maps(maps, scale, signed=signed))
-    painted = _painted(greys, _resized(drawn, *greys.shape[1:]), colormap, opacity, signed)
+        drawn = plane(scale_maps(maps, style.scale, signed=signed))
+    values = in_steps(drawn, *greys.shape[1:])
+    painted = _painted(greys, values, style.colormap_of(signed=signed), style.opacity, signed)
     for i in np.flatnonzero(~planes.reshape(len(planes), -1).any(axis=1)):
         painted[i, ..., :3] = _hatched(greys[i])[..., None]
     return painted
@@ -165,8 +157,8 @@ def _stripes(height: int, width: int) -> tuple[npt.NDArray[np.uint8], npt.NDArra
     top = (height - len(lines) * down) // 2
     for number, (text, length) in enumerate(lines):
         y, x = top + number * down, (width - length) // 2
-        place = np.s_[y : y + down, max(x - 3, 0) : x + length + 3]
-        levels[place], share[place] = 255, 1.0
+        behind_text = np.s_[y : y + down, max(x - 3, 0) : x + length + 3]
+        levels[behind_text], share[behind_text] = 255, 1.0
         write(levels, text, size, (y, x))
     return levels[..., 0], share
 
@@ -194,10 +186,10 @@ def _as_image(picture: Pixels) -> Image.Image:
     return Image.frombuffer("RGBX", (width, height), picture, "raw", "RGBX", 0, 1)
 
 
-def _resized(maps: Floats, height: int, width: int) -> npt.NDArray[np.uint8]:
+def in_steps(maps: Floats, height: int, width: int) -> npt.NDArray[np.uint8]:
     """Return maps in [0, 1] in this size, `(N, height, width)` in 256 steps, interpolated bilinearly."""
-    values = resized_axis(maps.astype(np.float32, copy=False) * np.float32(255.0), 2, width)
-    return (resized_axis(values, 1, height) + np.float32(0.5)).astype(np.uint8)
+    values = resized(maps.astype(np.float32, copy=False) * np.float32(255.0), height, width)
+    return (values + np.float32(0.5)).astype(np.uint8)
 
 
 def _painted(
@@ -226,7 +218,7 @@ def _paint(colormap: str, opacity: float, signed: bool) -> npt.NDArray[np.uint32
 
 
 def input_tiles(
-    images: npt.NDArray[Any], *, mean: Statistic = None, std: Statistic = None, tile_size: int = Look.tile_size
+    images: npt.NDArray[Any], *, mean: Statistic = None, std: Statistic = None, tile_size: int = Style.tile_size
 ) -> Pixels:
     """Return the images as pictures of one size, `(N, H, W, 4)`.
 
@@ -239,10 +231,11 @@ def input_tiles(
         std: As for `display_image`.
         tile_size: Pixels of the longer side.
     """
-    return np.stack([_tile(display_image(image, mean, std), tile_size) for image in images])
+    return np.stack([tile_of(display_image(image, mean, std), tile_size) for image in images])
 
 
-def _tile(picture: Pixels, tile_size: int) -> Pixels:
+def tile_of(picture: Pixels, tile_size: int) -> Pixels:
+    """Return the picture with a longer side of `tile_size`; a strip gets a quarter of that as its height."""
     height, width = (max(side, max(picture.shape[:2]) / _SLIMMEST) for side in picture.shape[:2])
     zoom = tile_size / max(height, width)
     size = max(1, round(width * zoom)), max(1, round(height * zoom))
@@ -270,35 +263,24 @@ class Sheet:
         shape = rows * down - _PAIR_GAP, columns * across - _PAIR_GAP, 4
         self._picture = np.full(shape, BACKGROUND, dtype=np.uint8)
         self._greys = greys_of(tiles)
-        self._places = []
+        self._right_tiles = []
         for i, tile in enumerate(tiles):
             top, left = i // columns * down, i % columns * across
             self._picture[top : top + height, left : left + width] = tile
-            self._places.append(self._picture[top : top + height, left + width + _GAP :][:, :width])
+            self._right_tiles.append(self._picture[top : top + height, left + width + _GAP :][:, :width])
 
-    def panel(
-        self,
-        maps: Floats,
-        *,
-        colormap: str = Look.colormap,
-        opacity: float = Look.opacity,
-        scale: str = Look.scale,
-        signed: bool = False,
-    ) -> Pixels:
+    def panel(self, maps: Floats, style: Style | None = None, *, signed: bool = False) -> Pixels:
         """Return the sheet with the overlays of these maps, `(height, width, 4)`; the next call draws over them.
 
         Args:
             maps: As for `overlays`.
-            colormap: As for `overlay`.
-            opacity: As for `overlay`.
-            scale: As for `overlays`.
+            style: As for `overlays`.
             signed: As for `scale_maps`.
         """
-        if len(self._places) != len(maps):
-            raise ValueError(f"`maps`: expected {len(self._places)}, one for each image, but got {len(maps)}.")
-        painted = overlays(self._greys, maps, colormap=colormap, opacity=opacity, scale=scale, signed=signed)
-        for place, covered in zip(self._places, painted, strict=True):
-            place[...] = covered
+        if len(self._right_tiles) != len(maps):
+            raise ValueError(f"`maps`: expected {len(self._right_tiles)}, one for each image, but got {len(maps)}.")
+        for tile, covered in zip(self._right_tiles, overlays(self._greys, maps, style, signed=signed), strict=True):
+            tile[...] = covered
         return self._picture
 
 

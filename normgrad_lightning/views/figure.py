@@ -8,23 +8,23 @@ from dataclasses import replace
 
 from PIL import Image, ImageDraw, ImageFont
 
-from normgrad_lightning.kinds import MapSet
-from normgrad_lightning.views.look import Look
+from normgrad_lightning.maps import MapSet
 from normgrad_lightning.views.overview import drawn
+from normgrad_lightning.views.style import Style
 
 _BAND = 40  # for a heading
 
 
-def figure_of(map_set: MapSet, look: Look) -> Image.Image:
-    """Return the overview of these maps. Layers that belong to other images than the rest have one of their own."""
+def figure_of(map_set: MapSet, style: Style) -> Image.Image:
+    """Return the overview of these maps. Layers that belong to other images get a second one."""
     groups = dict[int, list[str]]()
     for layer in map_set.maps:
         groups.setdefault(id(map_set.images_of[layer]), []).append(layer)
     parts = [replace(map_set, maps={layer: map_set.maps[layer] for layer in layers}) for layers in groups.values()]
-    return _stacked([Image.fromarray(drawn(part, look)[..., :3]) for part in parts])
+    return _stacked([Image.fromarray(drawn(part, style)[..., :3]) for part in parts])
 
 
-def latest_figure(latest: Mapping[str, MapSet], kind: str, look: Look) -> Image.Image:
+def latest_figure(latest: Mapping[str, MapSet], kind: str, style: Style) -> Image.Image:
     """Return the figure of the latest maps of this kind, with its step.
 
     Raises:
@@ -37,7 +37,7 @@ def latest_figure(latest: Mapping[str, MapSet], kind: str, look: Look) -> Image.
     if kind not in latest:
         kinds = ", ".join(map(repr, latest))
         raise ValueError(f"`kind`: expected a kind of map that this run has, {kinds}, but got {kind!r}.")
-    return with_heading(figure_of(latest[kind], look), f"step {latest[kind].step}", left=2)
+    return with_heading(figure_of(latest[kind], style), f"step {latest[kind].step}", left=2)
 
 
 def with_heading(picture: Image.Image, text: str, left: int = 20) -> Image.Image:
@@ -58,7 +58,7 @@ def jpeg_of(picture: Image.Image) -> bytes:
 
 
 def _stacked(pictures: Sequence[Image.Image]) -> Image.Image:
-    """The pictures below each other."""
+    """Return the pictures below each other."""
     if len(pictures) == 1:
         return pictures[0]
     whole = Image.new("RGB", (max(p.width for p in pictures), sum(p.height for p in pictures)), "white")

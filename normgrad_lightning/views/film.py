@@ -14,16 +14,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont, features
 from torch import Tensor
 
-from normgrad_lightning.kinds import MapSet
+from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.views.colours import colours_of
-from normgrad_lightning.views.combined import combined_planes
-from normgrad_lightning.views.drawing import greys_of, overlays, plane
+from normgrad_lightning.views.columns import columns_of
+from normgrad_lightning.views.drawing import greys_of, plane
 from normgrad_lightning.views.lettering import fitted
-from normgrad_lightning.views.look import Look
 from normgrad_lightning.views.panels import tiles_of
-from normgrad_lightning.views.resampling import shrunk
+from normgrad_lightning.views.resampling import evenly_spaced, shrunk
 from normgrad_lightning.views.scales import wide
+from normgrad_lightning.views.style import Style
 
 MOST_FRAMES = 60
 MOST_BYTES = 4_000_000
@@ -45,7 +45,7 @@ Half: TypeAlias = npt.NDArray[np.float16]
 
 
 class Frame(NamedTuple):
-    """What is kept of an event: the maps `(N, h, w)` of each layer, no finer than they are drawn."""
+    """The maps `(N, h, w)` of each layer at an event, no finer than they are drawn."""
 
     step: int
     maps: dict[str, Half]
@@ -57,10 +57,10 @@ class Frame(NamedTuple):
 
 
 class Film:
-    """Keeps small maps of each event, and draws them all in the end.
+    """Collects small maps of each event, and draws them all in the end.
 
     If there are too many, every other one is dropped, and from then on every other event is kept. The first and the
-    latest event are always there. A checkpoint carries them, so the film of a resumed run begins where training did.
+    latest event are always included. A checkpoint carries the frames: a resumed run's film begins where training did.
     """
 
     def __init__(self) -> None:
@@ -74,16 +74,16 @@ class Film:
 
     @property
     def frames(self) -> list[Frame]:
-        """Those that are kept, in the order of training."""
+        """Return the frames, in the order of training."""
         return [*self._frames, *([self._latest] if self._latest is not None and self._is_extra else [])]
 
     @property
     def _is_extra(self) -> bool:
-        """Whether the latest frame is there only as long as it is the latest."""
+        """Return whether the latest frame is to be dropped once there is a later one."""
         return not (self._frames and self._frames[-1] is self._latest)
 
-    def add(self, map_sets: Sequence[MapSet]) -> None:
-        """Keep the order-0 maps of a probe that are among these, if any are, of as many images as are drawn."""
+    def add_event(self, map_sets: Sequence[MapSet]) -> None:
+        """Add the order-0 maps of a probe that are among these, if any are, of as many images as are drawn."""
         for map_set in (_cut(one) for one in map_sets if one.source == "probe" and one.kind.name == "order0"):
             if not self._goes_on_with(map_set):
                 self.__init__()  # type: ignore[misc]
@@ -91,7 +91,7 @@ class Film:
             self._add(Frame(map_set.step, {layer: _small(m) for layer, m in map_set.maps.items()}))
 
     def _goes_on_with(self, map_set: MapSet) -> bool:
-        """Whether these maps are of the images that the frames so far are of."""
+        """Return whether these maps are of the same images as the frames so far."""
         if self._of is not None:
             return _about(self._of) == _about(map_set)
         return self._before is not None and _are_alike(self._before, _samples(map_set))
@@ -106,7 +106,7 @@ class Film:
         self._count += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the film; nothing if there is none. Long films lose frames."""
+        """Return what a resumed run needs to go on with the film, if there is one. Long films lose frames."""
         if self._of is None:
             return {}
         layers, *frames, latest = self._layers(), *self.frames
@@ -122,7 +122,7 @@ class Film:
         return {"film": {"frames": saved, "is_extra": self._is_extra, **about}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the film of the checkpoint's run, if the next maps are of the same images."""
+        """Go on with the film of a checkpoint, if the next maps are of the same images."""
         self.__init__()  # type: ignore[misc]
         kept = state.get("film")
         if kept is None:
@@ -132,43 +132,45 @@ class Film:
         self._frames = frames[:-1] if kept["is_extra"] else frames
         self._before, self._count, self._stride = kept["images"], kept["count"], kept["stride"]
 
-    def page(self, look: Look) -> Page | None:
-        """A page with the film; None if there is nothing that moves, or nothing new since the last time."""
+    def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
+        """Add the maps of an event; the film comes at the end."""
+        self.add_event(map_sets)
+        return None
+
+    def last_page(self, style: Style) -> Page | None:
+        """Return the film; None if there is nothing that moves, or nothing new since the last time."""
         if self._of is None or len(self.frames) < 2 or not self._has_news:
             return None
         if not features.check("webp"):
             raise RuntimeError("this version of Pillow cannot write WebP. Install another one.")
         self._has_news = False
-        frames, canvas = self.frames, _Canvas(self._of, self._layers(), look)
+        frames, canvas = self.frames, _Canvas(self._of, self._layers(), style)
         last = frames[-1].step
         pictures = [canvas.drawn(frame, last) for frame in frames]
         return Page(last, films={f"{self._of.group}/film": _encoded(pictures)})
 
     def _layers(self) -> list[str]:
-        """The layers to show: those with maps at all events; if they are many, some of all depths."""
+        """Return the layers to show: those with maps at all events; of many, some of all depths."""
         frames = self.frames
         layers = [layer for layer in frames[-1].maps if all(layer in frame.maps for frame in frames)]
-        if len(layers) <= _MOST_LAYERS:
-            return layers
-        places = np.linspace(0, len(layers) - 1, _MOST_LAYERS).round().astype(int)
-        return [layers[place] for place in places]
+        return [layers[index] for index in evenly_spaced(len(layers), _MOST_LAYERS)]
 
 
 class _Canvas:
-    """All that stays the same from frame to frame, with places for the maps.
+    """What is the same in all frames, with room for the maps.
 
     Args:
-        of: whose images to show.
+        of: the maps whose images to show.
         layers: a column for each, from left to right.
-        look: how it looks.
+        style: how it looks.
     """
 
-    def __init__(self, of: MapSet, layers: Sequence[str], look: Look) -> None:
-        self._layers, self._look = layers, look
+    def __init__(self, of: MapSet, layers: Sequence[str], style: Style) -> None:
+        self._layers, self._style = layers, style
         self._combines = len(layers) > 1
         columns = 1 + self._combines + len(layers)
         side = min(_LARGEST_TILE, (WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns)
-        tiles = tiles_of(of.images, of.maps, look, side)
+        tiles = tiles_of(of.images, of.maps, style, side)
         self._height, self._width = tiles.shape[1:3]
         rows = max(1, min(len(tiles), _HEIGHT_OF_ROWS // (self._height + _GAP)))
         self._shown = _in_turn(of.labels, len(tiles), rows)
@@ -177,7 +179,7 @@ class _Canvas:
         self._fonts = {size: ImageFont.load_default(size=size) for size in (12, 15)}
         width = max(_NARROWEST, 2 * _MARGIN + columns * (self._width + _GAP) - _GAP)
         self._picture = Image.new("RGB", (width, _HEADER + rows * (self._height + _GAP) - _GAP + _FOOTER), _BACKGROUND)
-        self._write_captions([of.class_names[place] for place in self._shown] if of.labels is not None else [])
+        self._write_captions([of.class_names[index] for index in self._shown] if of.labels is not None else [])
 
     def _write_captions(self, classes: Sequence[str]) -> None:
         draw = ImageDraw.Draw(self._picture)
@@ -185,10 +187,10 @@ class _Canvas:
         self._draw_legend(draw)
         names = ["image", *(["combined"] if self._combines else []), *self._layers]
         for column, name in enumerate(names):
-            middle = self._place(0, column)[0] + self._width // 2
+            middle = self._corner(0, column)[0] + self._width // 2
             draw.text((middle, _HEADER - 5), self._fitted(name), _PALE_INK, self._fonts[12], anchor="ms")
         for row, tile in enumerate(self._tiles):
-            left, top = self._place(row, 0)
+            left, top = self._corner(row, 0)
             self._picture.paste(Image.fromarray(tile[..., :3]), (left, top))
             if row < len(classes) and classes[row]:
                 bottom, name = top + self._height, self._fitted(classes[row])
@@ -203,22 +205,19 @@ class _Canvas:
             return
         draw.text((right, 18), "strong", _PALE_INK, self._fonts[12], anchor="rs")
         right -= 40
-        colours = (255 * colours_of(self._look.colormap)).astype(np.uint8)
+        colours = (255 * colours_of(self._style.colormap)).astype(np.uint8)
         for x in range(length):
             draw.line((right - length + x, 9, right - length + x, 18), tuple(colours[x * 255 // (length - 1)].tolist()))
         draw.text((right - length - 5, 18), "weak", _PALE_INK, self._fonts[12], anchor="rs")
 
     def drawn(self, frame: Frame, last: int) -> Image.Image:
-        """A picture of the frame, with a bar for how much of the training is over; `last` is its last step."""
+        """Return a picture of the frame, with a bar for the progress of training; `last` is its last step."""
         picture = self._picture.copy()
-        look = self._look
-        shown = [frame.maps[layer][self._shown].astype(np.float32) for layer in self._layers]
-        if self._combines:
-            shown.insert(0, combined_planes(shown, self._height, self._width))
-        for column, maps in enumerate(shown, 1):
-            painted = overlays(self._greys, maps, colormap=look.colormap, opacity=look.opacity, scale=look.scale)
-            for row, covered in enumerate(painted):
-                picture.paste(Image.fromarray(covered[..., :3]), self._place(row, column))
+        maps = {layer: frame.maps[layer][self._shown].astype(np.float32) for layer in self._layers}
+        columns = columns_of(self._greys, maps, self._style)
+        for column, tiles in enumerate(columns.values(), 1):
+            for row, covered in enumerate(tiles):
+                picture.paste(Image.fromarray(covered[..., :3]), self._corner(row, column))
         self._draw_bar(picture, frame.step, last)
         return picture
 
@@ -231,8 +230,8 @@ class _Canvas:
             draw.rectangle((left, top, left + round((right - left) * step / last), bottom), _BAR)
         draw.text((width - _MARGIN, bottom + 1), f"step {step} of {last}", _INK, self._fonts[15], anchor="rs")
 
-    def _place(self, row: int, column: int) -> tuple[int, int]:
-        """Left and top of a tile."""
+    def _corner(self, row: int, column: int) -> tuple[int, int]:
+        """Return left and top of a tile."""
         return _MARGIN + column * (self._width + _GAP), _HEADER + row * (self._height + _GAP)
 
     def _fitted(self, text: str) -> str:
@@ -240,7 +239,7 @@ class _Canvas:
 
 
 def _encoded(pictures: Sequence[Image.Image]) -> bytes:
-    """An animated WebP that begins again after a pause at its end."""
+    """Return an animated WebP that starts again after a pause at its end."""
     each = int(min(max(_LENGTH / len(pictures), _SHORTEST), _LONGEST))
     durations = [each] * (len(pictures) - 1) + [_LAST]
     file = io.BytesIO()
@@ -251,24 +250,25 @@ def _encoded(pictures: Sequence[Image.Image]) -> bytes:
 
 
 def _in_turn(labels: Sequence[int] | None, count: int, most: int) -> list[int]:
-    """The places of as many images as there is room for: if some must go, every class keeps one as long as it can."""
+    """Return the indices of the images that there is room for: classes take turns, so that each keeps one."""
     seen = Counter[int]()
     turns = []
-    for place, label in enumerate(labels or [0] * count):
-        turns.append((seen[label], place))
+    for index, label in enumerate(labels or [0] * count):
+        turns.append((seen[label], index))
         seen[label] += 1
-    return sorted(place for _, place in sorted(turns)[:most])
+    return sorted(index for _, index in sorted(turns)[:most])
 
 
 def _cut(map_set: MapSet) -> MapSet:
-    """The maps of the images that there may be room for."""
+    """Return the maps of the images that there may be room for."""
     count = len(next(iter(map_set.maps.values()), ()))
-    places = _in_turn(map_set.labels, count, _MOST_ROWS)
+    labels = map_set.labels if len(map_set.labels or ()) == count else None
+    shown = _in_turn(labels, count, _MOST_ROWS)
     return replace(
         map_set,
-        maps={layer: m[places] for layer, m in map_set.maps.items()},
-        images=None if map_set.images is None else map_set.images[places],
-        labels=None if map_set.labels is None else [map_set.labels[place] for place in places],
+        maps={layer: m[shown] for layer, m in map_set.maps.items()},
+        images=None if map_set.images is None else map_set.images[shown],
+        labels=None if labels is None else [labels[index] for index in shown],
     )
 
 
@@ -277,26 +277,26 @@ def _of_layers(frame: Frame, layers: Sequence[str]) -> Frame:
 
 
 def _about(map_set: MapSet) -> object:
-    """What must stay the same for two events to be frames of one film; training may resize images."""
+    """Return what must be equal for two events to be frames of one film; training may resize images."""
     return map_set.labels, len(next(iter(map_set.maps.values()), ()))
 
 
 def _samples(map_set: MapSet) -> Tensor:
-    """A few pixels of each image, `(N, 256)` or fewer, which tell it from others: checkpoints need not hold more."""
+    """Return a few pixels of each image, `(N, 256)` or fewer, to recognise it by in a checkpoint."""
     if map_set.images is None:
         return torch.zeros(0)
     pixels = map_set.images.detach().flatten(1)
-    places = torch.linspace(0, pixels.shape[1] - 1, min(pixels.shape[1], 256), dtype=torch.float64).long()
-    return pixels[:, places].float()
+    some = torch.linspace(0, pixels.shape[1] - 1, min(pixels.shape[1], 256), dtype=torch.float64).long()
+    return pixels[:, some].float()
 
 
 def _are_alike(some: Tensor, others: Tensor) -> bool:
-    """Whether these are samples of the same images; another device may round in another way."""
+    """Return whether these are samples of the same images; another device may round in another way."""
     return some.shape == others.shape and torch.allclose(some, others, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
 def _small(maps: Tensor) -> Half:
-    """What is drawn of maps, each divided by its largest value: float16 has no room for small numbers."""
+    """Return what is drawn of maps, each divided by its largest value: float16 has no room for small numbers."""
     planes = shrunk(plane(wide(maps.detach().numpy())))
     largest = planes.max(axis=(1, 2), keepdims=True, initial=1e-38)
     half: Half = (planes / largest).astype(np.float16)

@@ -1,4 +1,4 @@
-"""Words in pictures. What was written once is kept: most words stand in every picture of a run."""
+"""Text in pictures. It is cached: most words stand in every picture of a run."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def line_height(size: int) -> int:
 def write(picture: npt.NDArray[np.uint8], text: str, size: int, at: tuple[int, int], level: int = 0) -> None:
     """Write text in a grey level onto a picture `(H, W, …)`; `at` is its upper left corner, (y, x)."""
     covered = ink(text, size)
-    place = picture[at[0] :, at[1] :][: covered.shape[0], : covered.shape[1]]
-    alpha: npt.NDArray[Any] = covered[: place.shape[0], : place.shape[1], None].astype(np.float32) / 255.0
-    place[...] = place * (1.0 - alpha) + level * alpha + 0.5
+    behind = picture[at[0] :, at[1] :][: covered.shape[0], : covered.shape[1]]
+    alpha: npt.NDArray[Any] = covered[: behind.shape[0], : behind.shape[1], None].astype(np.float32) / 255.0
+    behind[...] = behind * (1.0 - alpha) + level * alpha + 0.5
 
 
 @lru_cache(maxsize=512)
@@ -53,8 +53,8 @@ def fitted(text: str, width: int, size: int, *, keep_end: bool = False) -> str:
     """
     cuts = range(1, len(text))
     if keep_end:
-        words = [place for place in cuts if text[place - 1] in "._/ "]
-        shorter = [f"…{text[place:]}" for place in (*words, *cuts)]
+        words = [start for start in cuts if text[start - 1] in "._/ "]
+        shorter = [f"…{text[start:]}" for start in (*words, *cuts)]
     else:
-        shorter = [f"{text[:-place]}…" for place in cuts]
+        shorter = [f"{text[:-cut]}…" for cut in cuts]
     return next((shown for shown in (text, *shorter) if length_of(shown, size) <= width), "")

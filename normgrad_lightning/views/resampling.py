@@ -1,4 +1,4 @@
-"""Maps on other grids: smoothed, and resized.
+"""Smooth maps, and bring them to other grids.
 
 Sums of shifted copies in NumPy. Not Pillow, which takes one map at a time, nor matrix products, whose threads would get
 in training's way.
@@ -33,6 +33,17 @@ def smoothed(maps: Floats) -> Floats:
         if side >= _COARSEST:
             maps = _smoothed_axis(maps, axis, sigma)
     return maps
+
+
+def resized(planes: Floats, height: int, width: int) -> Floats:
+    """Return `(N, H, W)` in this size, interpolated bilinearly."""
+    return resized_axis(resized_axis(planes, 2, width), 1, height)
+
+
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Return this many indices below `count`, the first and the last included; all, if there are no more."""
+    indices: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return indices
 
 
 def shrunk(planes: Floats) -> Floats:
@@ -70,7 +81,7 @@ def _smoothed_axis(maps: Floats, axis: int, sigma: float) -> Floats:
 
 @lru_cache(maxsize=64)
 def _half_gaussian(sigma: float) -> npt.NDArray[np.float32]:
-    """Return the weights of the middle and of the places on one side of it; those of both sides add up to 1."""
+    """Return the weights of the middle cell and of those on one side of it; over both sides they add up to 1."""
     half: Floats = np.exp(-0.5 * (np.arange(math.ceil(3.0 * sigma) + 1) / sigma) ** 2)
     weights: Floats = half / (2.0 * half.sum() - half[0])
     return weights.astype(np.float32)
@@ -78,31 +89,31 @@ def _half_gaussian(sigma: float) -> npt.NDArray[np.float32]:
 
 @lru_cache(maxsize=64)
 def _mirrored(side: int, reach: int) -> npt.NDArray[np.intp]:
-    """Return the places of an axis with a mirror at each end: 1 0 | 0 1 2 3 | 3 2."""
-    places = np.arange(-reach, side + reach) % (2 * side)
-    return np.minimum(places, 2 * side - 1 - places)
+    """Return the indices along an axis that is mirrored at each end: 1 0 | 0 1 2 3 | 3 2."""
+    indices = np.arange(-reach, side + reach) % (2 * side)
+    return np.minimum(indices, 2 * side - 1 - indices)
 
 
 def resized_axis(values: Floats, axis: int, wanted: int) -> Floats:
-    """Return `(N, H, W)` with this many places along one axis, interpolated bilinearly; smoothed where it shrinks."""
+    """Return `(N, H, W)` with this many cells along one axis, interpolated bilinearly; smoothed where it shrinks."""
     taps = _taps(values.shape[axis], wanted)
-    parts = [values.take(places, axis) * (weights if axis == 2 else weights[:, None]) for places, weights in taps]
+    parts = [values.take(cells, axis) * (weights if axis == 2 else weights[:, None]) for cells, weights in taps]
     total: Floats = sum(parts[1:], parts[0])
     return total
 
 
 @lru_cache(maxsize=64)
 def _taps(size: int, wanted: int) -> list[tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]]:
-    """Return what to add up for an axis of another size: places of the old one, and their weights.
+    """Return what to add up for an axis of another size: cells of the old one, and their weights.
 
-    Where it grows these are the two neighbours of each new place; where it shrinks, all places that fall into it.
+    Where it grows these are the two neighbours of each new cell; where it shrinks, all cells that fall into it.
     """
     step = size / wanted
     reach = max(step, 1.0)
     centres = (np.arange(wanted) + 0.5) * step - 0.5
     first = np.ceil(centres - reach)
-    places = first[:, None] + np.arange(math.ceil(2.0 * reach))
-    weights = np.maximum(1.0 - np.abs(places - centres[:, None]) / reach, 0.0) * ((places >= 0) & (places < size))
+    cells = first[:, None] + np.arange(math.ceil(2.0 * reach))
+    weights = np.maximum(1.0 - np.abs(cells - centres[:, None]) / reach, 0.0) * ((cells >= 0) & (cells < size))
     weights /= weights.sum(axis=1, keepdims=True)
-    inside = places.clip(0, size - 1).astype(np.intp)
-    return [(inside[:, tap], weights[:, tap].astype(np.float32)) for tap in range(places.shape[1])]
+    inside = cells.clip(0, size - 1).astype(np.intp)
+    return [(inside[:, tap], weights[:, tap].astype(np.float32)) for tap in range(cells.shape[1])]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from normgrad_lightning.checks import check_choice
-from normgrad_lightning.views.look import Look, Scale
 from normgrad_lightning.views.resampling import Floats, smoothed
+from normgrad_lightning.views.style import Scale, Style
 
 _PERCENTILE = 99.5
 
@@ -21,7 +21,7 @@ def wide(values: npt.NDArray[Any]) -> Floats:
     return values.astype(np.result_type(values, np.float32), copy=False)
 
 
-def scale_maps(maps: Floats, scale: str = Look.scale, *, signed: bool = False) -> npt.NDArray[np.float32]:
+def scale_maps(maps: Floats, scale: str = Style.scale, *, signed: bool = False) -> npt.NDArray[np.float32]:
     """Return the maps brought to [0, 1], `(N, *S)` as given: from minimum to maximum, or signed with zero at 0.5.
 
     Args:
@@ -44,7 +44,7 @@ def scale_maps(maps: Floats, scale: str = Look.scale, *, signed: bool = False) -
 
 def unit(values: Floats, *, constant: float) -> Floats:
     """Return the values brought to [0, 1] by min–max: `constant` without a range, 0 where a value is not finite."""
-    low, high, are_finite = _range(values)
+    low, high, are_finite = finite_range(values)
     if high - low > 1e38:
         values = values.astype(np.float64)  # the differences overflow float32
     scaled = (values - low) / (high - low) if low < high else np.full_like(values, constant)
@@ -53,13 +53,13 @@ def unit(values: Floats, *, constant: float) -> Floats:
 
 def _centred(values: Floats) -> Floats:
     """Return the values divided by the largest of them, whatever its sign, and brought from [-1, 1] to [0, 1]."""
-    low, high, are_finite = _range(values)
+    low, high, are_finite = finite_range(values)
     largest = max(-low, high)
     values = values if are_finite else np.where(np.isfinite(values), values, np.zeros_like(values))
     return values / largest / 2 + 0.5 if largest > 0 else np.full_like(values, 0.5)
 
 
-def _range(values: Floats) -> tuple[float, float, bool]:
+def finite_range(values: Floats) -> tuple[float, float, bool]:
     """Return the minimum and maximum of the finite values, (0, 0) if there are none, and whether all are finite."""
     low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
     if math.isfinite(low) and math.isfinite(high):
@@ -111,6 +111,6 @@ def _limit(values: Floats, low: float) -> float:
     """
     if not values.size:
         return low
-    place = math.ceil(_PERCENTILE / 100 * (values.size - 1))
-    limit = float(np.partition(values, place, axis=None)[place])
+    index = math.ceil(_PERCENTILE / 100 * (values.size - 1))
+    limit = float(np.partition(values, index, axis=None)[index])
     return limit if limit > low else float(values.max())

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from normgrad_lightning.kinds import KINDS
-from normgrad_lightning.views.combined import combined_planes
-from normgrad_lightning.views.drawing import Pixels, greys_of, input_tiles, overlays
+from normgrad_lightning.maps import KINDS
+from normgrad_lightning.views.columns import columns_of
+from normgrad_lightning.views.drawing import greys_of, input_tiles
 from normgrad_lightning.views.lettering import fitted, font_of
-from normgrad_lightning.views.look import Look
 from normgrad_lightning.views.resampling import Floats
+from normgrad_lightning.views.style import Style
 
 _GAP, _MARGIN, _LINE = 4, 20, 22
 _GUTTER = 172  # for the names of kinds, and what they mean
@@ -24,7 +24,7 @@ def explanation_sheet(
     images: npt.NDArray[np.float32],
     captions: Sequence[str],
     maps: Mapping[str, Mapping[str, Floats]],
-    look: Look,
+    style: Style,
 ) -> Image.Image:
     """Return the sheet.
 
@@ -34,10 +34,11 @@ def explanation_sheet(
         images: `(N, C, H, W)`, as the network saw them.
         captions: What to say of each.
         maps: `(N, *S)` by kind and layer, as in `explain`.
-        look: How it looks.
+        style: How it looks.
     """
-    tiles = input_tiles(images, mean=look.mean, std=look.std, tile_size=look.tile_size)
-    covered = {name: _covered(tiles, name, of_layers, look) for name, of_layers in maps.items()}
+    tiles = input_tiles(images, mean=style.mean, std=style.std, tile_size=style.tile_size)
+    greys = greys_of(tiles)
+    covered = {name: columns_of(greys, of_layers, style, signed=KINDS[name].signed) for name, of_layers in maps.items()}
     columns = list(dict.fromkeys(column for of in covered.values() for column in of))
     height, width = tiles.shape[1:3]
     across, down = width + _GAP, height + _GAP
@@ -54,23 +55,10 @@ def explanation_sheet(
             draw.text((left + number * across, top - _LINE), name, "dimgray", font)
         sheet.paste(Image.fromarray(tile[..., :3]), (_MARGIN, top))
         for row, (name, of_columns) in enumerate(covered.items()):
-            kind, place = KINDS[name], top + row * down
-            draw.text((left - 10, place + height // 2 - 8), kind.name, "black", font, anchor="rm")
-            draw.text((left - 10, place + height // 2 + 8), kind.meaning, "dimgray", small, anchor="rm")
+            kind, above = KINDS[name], top + row * down
+            draw.text((left - 10, above + height // 2 - 8), kind.name, "black", font, anchor="rm")
+            draw.text((left - 10, above + height // 2 + 8), kind.meaning, "dimgray", small, anchor="rm")
             for column, pictures in of_columns.items():
-                at = left + columns.index(column) * across, place
+                at = left + columns.index(column) * across, above
                 sheet.paste(Image.fromarray(pictures[i][..., :3]), at)
     return sheet
-
-
-def _covered(tiles: Pixels, name: str, maps: Mapping[str, Floats], look: Look) -> dict[str, Pixels]:
-    """The images with the maps of a kind over them, by column."""
-    signed = KINDS[name].signed
-    columns = dict(maps)
-    if len(maps) > 1 and not signed:
-        columns = {"combined": combined_planes(maps.values(), *tiles.shape[1:3]), **maps}
-    greys, colormap = greys_of(tiles), look.colormap_of(signed=signed)
-    return {
-        column: overlays(greys, m, colormap=colormap, opacity=look.opacity, scale=look.scale, signed=signed)
-        for column, m in columns.items()
-    }

@@ -1,20 +1,16 @@
-"""Numbers that say how maps are spread, and how much crops look alike: pure functions of arrays."""
+"""Numbers that say how maps are spread: pure functions of arrays."""
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from normgrad_lightning.views.resampling import Floats
 
 RIM = 0.1
 """Of each side of an image: what is nearer to an edge is the border."""
 
-_SHIFT = 3  # pixels of a thumbnail
 _PRIOR = 8.0  # images of the other classes that each class starts with: few images make no hot spot
 _FLOOR = 0.25  # of the mean: where hardly any signal is, its ratios mean nothing
 
@@ -71,7 +67,7 @@ def share_on_object(maps: Floats, masks: Floats) -> Floats:
 
 
 def lifts(means: Floats, counts: Floats) -> Floats:
-    """Return how much stronger each class's mean map is than that of the other classes, place by place.
+    """Return how much stronger each class's mean map is than that of the other classes, cell by cell.
 
         D_c~ = (n_c D_c + 8 D_o) / (n_c + 8)        L_c = (D_c~ + 0.25) / (D_o + 0.25)
 
@@ -88,29 +84,3 @@ def lifts(means: Floats, counts: Floats) -> Floats:
     weight = (counts / (counts + _PRIOR)).reshape(-1, *(1,) * (means.ndim - 1))
     result: Floats = (weight * means + (1 - weight) * others + _FLOOR) / (others + _FLOOR)
     return result
-
-
-def sameness(crops: Floats) -> float:
-    """Return how much crops `(K, H, W, C)` look alike: 1 if all are the same, about 0.3 for crops at random places.
-
-    The mean over all pairs of the largest correlation of the middle of the one with the other, shifted by up to three
-    pixels in each direction. Colours count: all channels have one mean. NaN for fewer than two crops.
-    """
-    count, height, width, _ = crops.shape
-    if count < 2:
-        return math.nan
-    inner = height - 2 * _SHIFT, width - 2 * _SHIFT
-    shifts = torch.from_numpy(crops).unfold(1, inner[0], 1).unfold(2, inner[1], 1)  # K, shifts, shifts, C, h, w
-    windows = _unit(shifts.reshape(count, (2 * _SHIFT + 1) ** 2, -1))
-    middles = windows[:, windows.shape[1] // 2]
-    best = (windows @ middles.T).amax(dim=1)  # not NumPy: the threads of its products get in the way of torch's
-    both = torch.maximum(best, best.T)
-    one, other = torch.triu_indices(count, count, 1)
-    return float(both[one, other].mean())
-
-
-def _unit(values: Tensor) -> Tensor:
-    """Return values `(…, D)` with mean 0 and length 1; what is constant stays 0."""
-    centred = values - values.mean(dim=-1, keepdim=True)
-    length = centred.norm(dim=-1, keepdim=True)
-    return torch.where(length > 1e-6, centred / length, 0.0)

@@ -17,7 +17,7 @@ RESERVE = 64 * 2**20
 
 def check_room(folder: str | os.PathLike[str], size: int) -> None:
     """Raise an OSError if `size` more bytes in `folder` would leave too little to the run's own files."""
-    if is_remote(folder):
+    if not _is_local(folder):
         return
     existing = Path(folder).absolute()
     while not existing.exists():
@@ -41,7 +41,7 @@ def check_file(path: str | os.PathLike[str], size: int) -> None:
 
     TensorBoard's writer must not find this out: after one failure it fails for good.
     """
-    if is_remote(path):
+    if not _is_local(path):
         return
     with open(path, "ab") as file:
         end = file.tell() + size
@@ -68,7 +68,7 @@ def _largest_file() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def is_remote(path: str | os.PathLike[str]) -> bool:
+def is_remote(path: object) -> bool:
     """Whether this is the address of a remote store."""
     return "://" in str(path)
 
@@ -79,14 +79,23 @@ def local_dir(logger: Any) -> str | None:
         folder = None
         with suppress(Exception):  # a logger of the user's own may not know it before its run begins
             folder = getattr(logger, name, None)
-        if folder and _is_path(folder) and not is_remote(folder):
+        if folder and _is_local(folder):
             return os.fsdecode(folder)
     return None
 
 
-def _is_path(folder: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether this is a path; a mock is none, though a `MagicMock` has the methods of one."""
-    return isinstance(folder, str | os.PathLike) and not type(folder).__module__.startswith("unittest.")
+def _is_local(path: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Return whether this is a path on a disk; a mock is not, though a `MagicMock` has the methods of one."""
+    if not isinstance(path, str | os.PathLike) or type(path).__module__.startswith("unittest."):
+        return False
+    return not is_remote(path)
+
+
+def next_log_dir(root: str | os.PathLike[str]) -> str:
+    """Return the folder where the next run of Lightning's own loggers would go: `root/lightning_logs/version_3`."""
+    logs = Path(os.curdir if is_remote(root) else root, "lightning_logs")
+    versions = [path.name.removeprefix("version_") for path in logs.glob("version_*")]
+    return str(logs / f"version_{max((int(number) + 1 for number in versions if number.isdigit()), default=0)}")
 
 
 def film_path(folder: str | os.PathLike[str], tag: str) -> Path:

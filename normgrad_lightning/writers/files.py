@@ -22,12 +22,17 @@ class FilesWriter:
     """Writes pictures and raw maps to `<folder>/<tag>/step_00000100.jpg` and `.npz`, scalars to `scalars.csv`.
 
     A slash in a tag is a folder. A file of raw maps has them under `maps`; `scalars.csv` has a row for each value. The
-    film of a run is `film.webp`.
+    film of a run is `film.webp`. Blobs of the NormGrad tab are `<tag>/step_00000100.tab`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
         self.where = str(self._folder)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the files."""
+        return str(self._folder)
 
     def write(self, page: Page) -> None:
         """Write all files under other names; once they are complete, they replace those of the same tag and step."""
@@ -55,6 +60,8 @@ class FilesWriter:
             yield self._folder / tag / f"{name}.npz", _npz(maps)
         for tag, film in page.films.items():
             yield film_path(self._folder, tag), film
+        for tag, blob in page.blobs.items():
+            yield self._folder / tag / f"{name}.tab", blob
 
 
 def _npz(maps: npt.NDArray[np.floating[Any]]) -> bytes:

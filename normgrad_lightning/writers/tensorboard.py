@@ -34,8 +34,13 @@ class TensorBoardWriter:
         self._logger = logger
         self.where = f"TensorBoard ({logger.log_dir})"
 
+    @property
+    def folder(self) -> str | None:
+        """The folder of the run; None if it is remote."""
+        return None if is_remote(self._logger.log_dir) else str(self._logger.log_dir)
+
     def write(self, page: Page) -> None:
-        """Write image summaries, scalar summaries, and a blob for each tag of raw maps."""
+        """Write image summaries, scalar summaries, and a blob for each tag of raw maps and of the NormGrad tab."""
         writer = getattr(self._logger, "experiment", self._logger)._get_file_writer()
         if writer is None:  # not on rank 0
             return
@@ -49,7 +54,7 @@ class TensorBoardWriter:
 
 
 def summaries(page: Page) -> Iterator[Any]:
-    """A `Summary` for each picture, scalar and tag of raw maps."""
+    """A `Summary` for each picture, scalar, tag of raw maps, film and blob of the NormGrad tab."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
     for tag, jpeg, height, width in page.pictures:
@@ -59,6 +64,8 @@ def summaries(page: Page) -> Iterator[Any]:
         yield Summary(value=[Summary.Value(tag=tag, simple_value=float(value))])
     for tag, maps in page.maps.items():
         yield Summary(value=[_blob(tag, raw_maps.encode(maps))])
+    for tag, blob in page.blobs.items():
+        yield Summary(value=[_blob(tag, blob)])
     for tag, film in page.films.items():
         width, height = Image.open(io.BytesIO(film)).size
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=film)

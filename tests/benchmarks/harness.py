@@ -79,7 +79,7 @@ def take_turns(variants: Mapping[str, Callable[[], Any]], rounds: int) -> Times:
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
     """The median of some values and the quartiles around it."""
-    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else list(values) * 3
     return {"median": median, "low": low, "high": high}
 
 

@@ -30,8 +30,8 @@ from training import batch_of
 
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.drawing import Sheet, input_tiles
-from normgrad_lightning.views.look import Look
 from normgrad_lightning.views.panels import layer_panels
+from normgrad_lightning.views.style import Style
 from normgrad_lightning.writers.files import FilesWriter
 from normgrad_lightning.writers.tensorboard import TensorBoardWriter
 
@@ -52,7 +52,7 @@ class Event:
         self.images, _ = batch_of(images, pixels)
         self.maps: dict[str, Tensor] = {f"layer{i}": torch.rand(images, grid, grid) for i, grid in enumerate(GRIDS)}
         self.tile_size, self.folder = tile_size, folder
-        self.look = Look(tile_size=tile_size)
+        self.style = Style(tile_size=tile_size)
         self.board = TensorBoardLogger(folder, name="ours", version="")
         self.writer = SummaryWriter(folder / "summaries")
         self.pictures = SummaryWriter(folder / "add_image")
@@ -61,7 +61,7 @@ class Event:
     def drawn(self) -> list[Picture]:
         """The panels, encoded."""
         images_of, tags = dict.fromkeys(self.maps, self.images), dict(zip(self.maps, self.maps, strict=True))
-        return list(layer_panels(self.maps, images_of, tags, self.look, signed=False))
+        return list(layer_panels(self.maps, images_of, tags, self.style, signed=False))
 
     def ours(self) -> None:
         """As the callback does it."""

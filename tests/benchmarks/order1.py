@@ -20,11 +20,11 @@ from harness import Figures, judged, parser, peak_bytes, ratio, run, spread, tab
 from torch import Tensor, nn
 from training import FIVE_LAYERS, NETWORKS, batch_of, loss_fn
 
-from normgrad_lightning.kinds import EPSILON
-from normgrad_lightning.passes.batches import single_images
-from normgrad_lightning.passes.inner_step import DIFFERENCE, InnerStep
-from normgrad_lightning.passes.order1 import run_passes
-from normgrad_lightning.recording.options import ReadOptions
+from normgrad_lightning.isolated.batches import single_images
+from normgrad_lightning.isolated.inner_step import DIFFERENCE, InnerStep
+from normgrad_lightning.isolated.order1 import run_passes
+from normgrad_lightning.layers.options import ReadOptions
+from normgrad_lightning.maps import EPSILON
 
 Batch = tuple[Tensor, Tensor]
 MODELS = ("ResNet-18", "MobileNet-V3")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from normgrad_lightning import NormGradCallback
-from normgrad_lightning.recording import gradients, hooks
+from normgrad_lightning.hooks import gradients, safe_hooks
 
 CLASSES = 1000
 
@@ -166,7 +166,9 @@ class Stopwatch:
         self.seconds += time.perf_counter() - start
 
     def __enter__(self) -> Stopwatch:
-        self._originals = [(kind, kind.__call__) for kind in (hooks.Hook, gradients.Use, gradients.OfBase)]
+        self._originals = [
+            (kind, kind.__call__) for kind in (safe_hooks.Hook, gradients.LayerCall, gradients.BaseGradient)
+        ]
         for kind, original in self._originals:
             kind.__call__ = self._timed(original)
         return self

@@ -69,7 +69,7 @@ def test_every_study_is_part_of_it(example, quick, tmp_path):
     assert all(("--quick" in command) == quick for command in commands)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_studies_run_with_one_command(tmp_path):
     done = run_python(tmp_path, SCRIPT, "--quick", "--out", "out")
     names = set(re.findall(r"^(\w+): ", done.stdout, flags=re.MULTILINE))

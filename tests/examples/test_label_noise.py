@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from run_script import run_python
 
@@ -10,6 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "12_label_noise.py"
 
 
+@pytest.mark.nightly
 def test_the_signal_finds_wrong_labels_but_no_more_than_the_loss(tmp_path):
     done = run_python(tmp_path, SCRIPT, "--quick")
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", done.stdout, flags=re.MULTILINE)

@@ -43,7 +43,7 @@ def figures_of(folder, *options):
     return done.stdout, json.loads((folder / "paper_figures.json").read_text())
 
 
-@pytest.mark.extras
+@pytest.mark.nightly
 def test_the_figures_show_what_they_are_said_to_show(tmp_path):
     printed, report = figures_of(tmp_path)
     for kinds in report["figure 1"].values():
@@ -63,8 +63,7 @@ def test_the_figures_show_what_they_are_said_to_show(tmp_path):
     assert "mean nothing" not in printed
 
 
-@pytest.mark.extras
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("network", ["vgg16", "resnet50"])
 def test_the_papers_networks_work_too(tmp_path, network):
     pytest.importorskip("torchvision")

@@ -145,6 +145,7 @@ def without_the_command(report):
     return {key: value for key, value in report.items() if key != "command"}
 
 
+@pytest.mark.nightly
 def test_shapes_are_found_and_order_1_prefers_the_labelled_one(tmp_path):
     printed, report = tables(tmp_path, "--data", "shapes")
     single, pairs = report["one object"], report["two objects"]
@@ -161,13 +162,13 @@ def test_shapes_are_found_and_order_1_prefers_the_labelled_one(tmp_path):
     assert "--data shapes" in report["command"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rerun_gives_the_same_figures(tmp_path):
     (_, one), (_, other) = (tables(tmp_path / name, "--data", "shapes", "--seed", "5") for name in "ab")
     assert without_the_command(one) == without_the_command(other)
 
 
-@pytest.mark.extras
+@pytest.mark.nightly
 def test_photographs_with_masks_are_measured_at_five_depths(tmp_path):
     data = pytest.importorskip("skimage.data")
     pytest.importorskip("efficientnet_lite_pytorch")

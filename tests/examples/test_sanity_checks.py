@@ -33,6 +33,7 @@ def results(tmp_path_factory):
     return found
 
 
+@pytest.mark.nightly
 def test_random_weights_change_the_maps_more_the_deeper_they_reach(results):
     for likeness in results[:2]:
         for method in ORDER0:
@@ -41,12 +42,14 @@ def test_random_weights_change_the_maps_more_the_deeper_they_reach(results):
             assert row["stem"] < row["other image"] + 0.2  # no more than the geometry that all images share
 
 
+@pytest.mark.nightly
 def test_contrast_sees_the_classifier_alone_and_order_0_hardly_does(results):
     spearman = results[0]
     assert spearman["contrast, last"]["head"] < 0.5
     assert min(spearman[method]["head"] for method in ORDER0) > 0.75
 
 
+@pytest.mark.nightly
 def test_before_an_average_pool_order_0_is_blind_to_the_label_and_to_what_follows(results):
     for likeness in results[:2]:
         assert likeness["order 0, pool's input"]["head"] == 1.0
@@ -56,11 +59,13 @@ def test_before_an_average_pool_order_0_is_blind_to_the_label_and_to_what_follow
         assert likeness["contrast, last"]["another label"] < 0.2
 
 
+@pytest.mark.nightly
 def test_random_labels_change_the_maps(results):
     for likeness in results[2:]:
         assert all(likeness[method]["random labels"] < 0.85 for method in ORDER0)
 
 
+@pytest.mark.nightly
 def test_a_shifted_input_changes_nothing_but_what_reads_the_input(results):
     for likeness in results[2:]:
         assert all(likeness[method]["shifted input"] == 1.0 for method in ORDER0)

@@ -48,7 +48,7 @@ def test_a_tint_is_on_the_background_only(shortcuts):
 
 
 def crop_at(data, number, top, left, side=20):
-    from normgrad_lightning.views.patches import Box, fingerprints
+    from normgrad_lightning.views.crops import Box, fingerprints
 
     return SimpleNamespace(image=fingerprints(data.images)[number], box=Box((top, left), (side, side)))
 
@@ -115,6 +115,7 @@ def test_the_rule_on_sameness_asks_for_much_and_for_more_than_at_first(example):
     assert "in 1 of 2 runs; of any class in 0 of 2 runs" in example.rule(case, [(alike, same), (same, same)])
 
 
+@pytest.mark.nightly
 def test_patches_show_a_mark_and_without_it_they_do_not(tmp_path):
     """One seed of the study, short: the mark in a corner. Chance is what the run without it shows."""
     done = run_python(tmp_path, SCRIPT, "--quick", "--only", "corner", "--seeds", "1")
@@ -137,7 +138,7 @@ def test_the_example_finds_each_shortcut(shortcut, tmp_path):
         assert sheet.width > 800
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_takes_photographs(tmp_path):
     folder_of_pictures(tmp_path / "data")
     done = run_python(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normgrad_lightning import functional as NF
 
-examples = settings(deadline=None, derandomize=True, max_examples=100, suppress_health_check=list(HealthCheck))
+examples = settings(derandomize=True, max_examples=100, suppress_health_check=list(HealthCheck))
 
 
 def close(actual, expected, rtol=1e-10):

@@ -19,7 +19,7 @@ CONV_TRANSPOSE = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTransp
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 HALF = (torch.float16, torch.bfloat16)
 
-examples = settings(deadline=None, derandomize=True, max_examples=200, suppress_health_check=list(HealthCheck))
+examples = settings(derandomize=True, max_examples=200, suppress_health_check=list(HealthCheck))
 few_examples = settings(examples, max_examples=80)
 
 

@@ -18,8 +18,8 @@ from PIL import Image
 
 from normgrad_lightning.views.colours import SIGNED_COLORMAP, check_colormap
 from normgrad_lightning.views.drawing import Sheet, display_image, greys_of, input_tiles, jpeg, overlay, overlays
-from normgrad_lightning.views.look import Look, Scale
 from normgrad_lightning.views.scales import scale_maps
+from normgrad_lightning.views.style import Scale, Style
 
 RNG = np.random.default_rng(0)
 SCALES = get_args(Scale)
@@ -130,7 +130,6 @@ def arrays(draw, leading):
 # --- scaling -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(arrays(st.integers(1, 4)))
 def test_scale_maps_is_min_max_of_each_map_or_of_all(maps):
     each = np.stack([slow_min_max(m, 0.0) for m in maps])
@@ -183,7 +182,7 @@ grids = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(grids, st.booleans(), st.sampled_from([1e-40, 1.0, 1e38]), st.integers(0, 999))
 def test_robust_is_a_smoothed_map_up_to_its_99_5th_percentile(grid, signed, unit, seed):
     rng = np.random.default_rng(seed)
@@ -195,7 +194,6 @@ def test_robust_is_a_smoothed_map_up_to_its_99_5th_percentile(grid, signed, unit
     np.testing.assert_array_equal(maps, before)
 
 
-@settings(deadline=None)
 @given(arrays(st.integers(1, 4)), st.booleans())
 def test_robust_ignores_what_is_not_finite_and_takes_any_range(maps, signed):
     expected = np.stack([slow_robust(m, signed) for m in maps])
@@ -231,19 +229,19 @@ def test_a_fine_map_is_drawn_as_if_it_had_been_smoothed_on_its_own_grid(grid, si
     maps[:, ::2, ::2] *= 3.0  # a stride
     maps = maps - maps.mean() if signed else maps
     greys = np.zeros((1, 96, 96), np.uint8)
-    drawn = overlays(greys, maps, colormap="gray", opacity=1.0, signed=signed)[0, ..., 0] * LEVEL
-    exact = scale_maps(maps, "robust", signed=signed)[0]
-    wanted = overlay(np.zeros((96, 96, 4), np.uint8), exact, colormap="gray", opacity=1.0, signed=signed)
-    assert np.abs(drawn - wanted[..., 0] * LEVEL).mean() < 0.03
-    assert np.abs(drawn - wanted[..., 0] * LEVEL).max() < 0.15
+    drawn = overlays(greys, maps, Style(colormap="gray", opacity=1.0), signed=signed)[0] * LEVEL
+    exact, colormap = scale_maps(maps, "robust", signed=signed)[0], SIGNED_COLORMAP if signed else "gray"
+    wanted = overlay(np.zeros((96, 96, 4), np.uint8), exact, colormap=colormap, opacity=1.0, signed=signed)
+    assert np.abs(drawn - wanted * LEVEL).mean() < 0.03
+    assert np.abs(drawn - wanted * LEVEL).max() < 0.15
 
 
 def test_robust_is_what_pictures_are_drawn_with():
-    assert Look().scale == "robust"
+    assert Style().scale == "robust"
     maps = RNG.exponential(size=(2, 20, 20))
     np.testing.assert_array_equal(scale_maps(maps), scale_maps(maps, "robust"))
     tiles = input_tiles(RNG.random((2, 3, 32, 32)), tile_size=32)
-    np.testing.assert_array_equal(Sheet(tiles).panel(maps), Sheet(tiles).panel(maps, scale="robust"))
+    np.testing.assert_array_equal(Sheet(tiles).panel(maps), Sheet(tiles).panel(maps, Style(scale="robust")))
 
 
 def test_unknown_scale_is_refused_with_the_known_ones():
@@ -270,7 +268,6 @@ def slow_display(image, mean, std):
     return np.stack(list(unit), axis=-1)
 
 
-@settings(deadline=None)
 @given(arrays(st.sampled_from([1, 2, 3, 10])), st.booleans())
 def test_display_image_shows_any_channels_axes_and_values(image, normalised):
     mean, std = ([0.4 + 0.01 * c for c in range(len(image))], [0.2 + 0.01 * c for c in range(len(image))])
@@ -366,7 +363,7 @@ def test_a_signed_overlay_is_red_above_zero_blue_below_and_clear_at_zero(opacity
 def test_a_signed_panel_is_drawn_around_zero():
     maps = np.array([[[-1.0, 0.0, 1.0]], [[0.0, 0.0, 0.5]]], np.float32)
     tiles = picture_of(np.full((2, 64, 64, 3), 0.5))
-    picture = Sheet(tiles).panel(maps, colormap=SIGNED_COLORMAP, signed=True)[..., :3].astype(int)
+    picture = Sheet(tiles).panel(maps, signed=True)[..., :3].astype(int)
     first, second = picture[:, 66:130], picture[:, 66 + 138 : 130 + 138]
     assert first[32, 4, 2] > first[32, 4, 0] + 30  # blue
     assert abs(first[32, 32] - 128).max() < 12  # as the image
@@ -375,7 +372,7 @@ def test_a_signed_panel_is_drawn_around_zero():
     assert second[32, 60, 0] > second[32, 60, 2] + 30
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     hnp.arrays(
         np.float32,
@@ -437,7 +434,7 @@ def pieces(picture, count, height, width):
     return pairs, picture[rest]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_panel_shows_each_input_beside_its_overlay(data):
     count, channels = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 3, 10]))
@@ -451,7 +448,7 @@ def test_panel_shows_each_input_beside_its_overlay(data):
     tiles = input_tiles(images, tile_size=24)
     sheet = Sheet(tiles)
     sheet.panel(rng.exponential(size=(count, *grid)))  # what was drawn before is covered
-    picture = sheet.panel(maps, scale=scale, colormap="viridis", opacity=0.5)
+    picture = sheet.panel(maps, Style(scale=scale, colormap="viridis", opacity=0.5))
 
     assert picture.dtype == np.uint8
     _, height, width, _ = tiles.shape
@@ -500,8 +497,7 @@ def test_a_zero_map_is_hatched_and_says_so_and_no_other_is(grid, scale, signed):
     maps[1, ..., 0] = 1e-30
     maps[2] = np.nan
     tiles = input_tiles(RNG.random((4, 3, 64, 64)), tile_size=128)
-    colormap = SIGNED_COLORMAP if signed else "inferno"
-    drawn = overlays(greys_of(tiles), maps, scale=scale, signed=signed, colormap=colormap)
+    drawn = overlays(greys_of(tiles), maps, Style(scale=scale), signed=signed)
     assert [is_hatched(tile) for tile in drawn] == [True, False, False, True]
     assert np.corrcoef(drawn[0, :20, :, 0].ravel(), greys_of(tiles)[0, :20].ravel())[0, 1] > 0.2  # behind the stripes
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image, features
 
-from normgrad_lightning.kinds import KINDS, MapSet
+from normgrad_lightning.maps import KINDS, MapSet
 from normgrad_lightning.views import film as module
 from normgrad_lightning.views.film import MOST_FRAMES, WIDTH, Film
-from normgrad_lightning.views.look import Look
+from normgrad_lightning.views.style import Style
 
 pytestmark = pytest.mark.skipif(not features.check("webp"), reason="this Pillow has no WebP")
 SIZES = {"net.fine": 32, "net.middle": 16, "net.coarse": 4}
@@ -34,9 +34,9 @@ def probed(step: int, place: float, count: int = 2, sizes: dict[str, int] = SIZE
     return MapSet(KINDS["order0"], step, maps, images, dict.fromkeys(maps, images), list(maps), **about)
 
 
-def frames_of(film: Film, look: Look | None = None) -> tuple[list[Any], list[int]]:
+def frames_of(film: Film, style: Style | None = None) -> tuple[list[Any], list[int]]:
     """The pictures of a film, and how long each is shown."""
-    page = film.page(look or Look(mean=0.0, std=1.0))
+    page = film.last_page(style or Style(mean=0.0, std=1.0))
     assert page is not None
     (data,) = page.films.values()
     with Image.open(io.BytesIO(data)) as animated:
@@ -53,7 +53,7 @@ def frames_of(film: Film, look: Look | None = None) -> tuple[list[Any], list[int
 def moving(steps: int = 5, **more: Any) -> Film:
     film = Film()
     for i in range(steps):
-        film.add([probed(10 * i, 0.1 + 0.8 * i / (steps - 1), **more)])
+        film.add_event([probed(10 * i, 0.1 + 0.8 * i / (steps - 1), **more)])
     return film
 
 
@@ -82,7 +82,7 @@ def test_the_bright_place_moves_and_the_bar_grows():
 def test_a_long_training_keeps_few_frames_with_the_first_and_the_last():
     film = Film()
     for i in range(1000):
-        film.add([probed(i, 0.5, sizes={"a": 4})])
+        film.add_event([probed(i, 0.5, sizes={"a": 4})])
         steps = [frame.step for frame in film.frames]
         assert steps[0] == 0
         assert steps[-1] == i
@@ -94,7 +94,7 @@ def test_a_long_training_keeps_few_frames_with_the_first_and_the_last():
 
 def test_frames_are_small_whatever_the_size_of_the_maps():
     film = Film()
-    film.add([probed(0, 0.5, count=1, sizes={"a": 448})])
+    film.add_event([probed(0, 0.5, count=1, sizes={"a": 448})])
     (frame,) = film.frames
     assert frame.maps["a"].shape == (1, 64, 64)
     assert frame.maps["a"].dtype == np.float16
@@ -105,32 +105,34 @@ def test_small_values_are_kept():
     film = Film()
     one = probed(0, 0.2, count=1, sizes={"a": 16})
     tiny = {layer: 1e-12 * m for layer, m in one.maps.items()}
-    film.add([MapSet(one.kind, 0, tiny, one.images, one.images_of, one.layers, source="probe")])
+    film.add_event([MapSet(one.kind, 0, tiny, one.images, one.images_of, one.layers, source="probe")])
     (frame,) = film.frames
     assert float(frame.maps["a"].max()) == 1.0
 
 
 def test_there_is_no_film_without_movement_without_a_probe_or_without_news():
     film = Film()
-    assert film.page(Look()) is None
-    film.add([probed(0, 0.5)])
-    film.add([probed(1, 0.5, source="batch")])
-    assert film.page(Look()) is None
-    film.add([probed(2, 0.6)])
-    page = film.page(Look())
+    assert film.last_page(Style()) is None
+    film.add_event([probed(0, 0.5)])
+    film.add_event([probed(1, 0.5, source="batch")])
+    assert film.last_page(Style()) is None
+    film.add_event([probed(2, 0.6)])
+    page = film.last_page(Style())
     assert page is not None
     assert page.step == 2
     assert list(page.films) == ["normgrad/film"]
-    assert film.page(Look()) is None
-    film.add([probed(3, 0.7)])
-    assert film.page(Look()) is not None
+    assert film.last_page(Style()) is None
+    film.add_event([probed(3, 0.7)])
+    assert film.last_page(Style()) is not None
 
 
 def test_every_class_has_a_row_as_long_as_there_is_room():
     film = Film()
     one = probed(0, 0.5, count=8, labels=[0, 0, 0, 1, 1, 2, 3, 3])
     images = torch.arange(8).float()[:, None, None, None].expand(8, 3, 32, 32)
-    film.add([MapSet(one.kind, 0, one.maps, images, one.images_of, one.layers, source="probe", labels=one.labels)])
+    film.add_event(
+        [MapSet(one.kind, 0, one.maps, images, one.images_of, one.layers, source="probe", labels=one.labels)]
+    )
     assert film._of is not None
     assert film._of.labels == [0, 0, 1, 1, 2, 3]
     assert film._of.images is not None
@@ -139,14 +141,14 @@ def test_every_class_has_a_row_as_long_as_there_is_room():
     for step in (0, 10):
         tall = torch.rand(8, 3, 64, 20)
         about = {"source": "probe", "labels": one.labels, "classes": ["a", "b", "c", "d"]}
-        high.add([MapSet(one.kind, step, one.maps, tall, one.images_of, one.layers, **about)])
+        high.add_event([MapSet(one.kind, step, one.maps, tall, one.images_of, one.layers, **about)])
     assert len(frames_of(high)[0]) == 2
 
 
 def test_only_order_0_is_filmed():
     film = Film()
     one = probed(0, 0.5)
-    film.add([MapSet(KINDS["grad_cam"], 0, one.maps, one.images, one.images_of, one.layers, source="probe")])
+    film.add_event([MapSet(KINDS["grad_cam"], 0, one.maps, one.images, one.images_of, one.layers, source="probe")])
     assert film.frames == []
 
 
@@ -165,12 +167,12 @@ def resumed(film: Film, folder: Any) -> Film:
 def test_a_resumed_film_has_the_frames_of_one_that_was_never_broken_off(tmp_path, events):
     whole = Film()
     for step in range(events):
-        whole.add([probed(step, 0.3, sizes={"a": 4})])
+        whole.add_event([probed(step, 0.3, sizes={"a": 4})])
     again = resumed(whole, tmp_path)
     assert [frame.step for frame in again.frames] == [frame.step for frame in whole.frames]
     for step in range(events, events + 90):
-        whole.add([probed(step, 0.6, sizes={"a": 4})])
-        again.add([probed(step, 0.6, sizes={"a": 4})])
+        whole.add_event([probed(step, 0.6, sizes={"a": 4})])
+        again.add_event([probed(step, 0.6, sizes={"a": 4})])
         assert [frame.step for frame in again.frames] == [frame.step for frame in whole.frames]
     for one, other in zip(again.frames, whole.frames, strict=True):
         assert np.array_equal(one.maps["a"], other.maps["a"])
@@ -178,8 +180,8 @@ def test_a_resumed_film_has_the_frames_of_one_that_was_never_broken_off(tmp_path
 
 def test_a_film_is_written_again_only_if_a_resumed_run_adds_to_it(tmp_path):
     again = resumed(moving(), tmp_path)
-    assert again.page(Look()) is None
-    again.add([probed(90, 0.9)])
+    assert again.last_page(Style()) is None
+    again.add_event([probed(90, 0.9)])
     pictures, _ = frames_of(again)
     assert len(pictures) == 6
 
@@ -188,16 +190,16 @@ def test_frames_of_other_images_are_forgotten(tmp_path):
     again = resumed(moving(), tmp_path)
     one = probed(90, 0.9)
     other = torch.full_like(one.images, 0.6)
-    again.add([MapSet(one.kind, 90, one.maps, other, one.images_of, one.layers, source="probe")])
+    again.add_event([MapSet(one.kind, 90, one.maps, other, one.images_of, one.layers, source="probe")])
     assert [frame.step for frame in again.frames] == [90]
-    again.add([probed(99, 0.9, labels=[1, 2])])
+    again.add_event([probed(99, 0.9, labels=[1, 2])])
     assert [frame.step for frame in again.frames] == [99]
 
 
 def test_a_checkpoint_stays_small(tmp_path):
     film = Film()
     for step in range(60):
-        film.add([probed(step, 0.5, count=8, sizes={f"layer{i}": 64 for i in range(7)})])
+        film.add_event([probed(step, 0.5, count=8, sizes={f"layer{i}": 64 for i in range(7)})])
     again = resumed(film, tmp_path)
     assert (tmp_path / "state.pt").stat().st_size < 1.1 * module.MOST_BYTES
     steps = [frame.step for frame in again.frames]
@@ -205,7 +207,7 @@ def test_a_checkpoint_stays_small(tmp_path):
     assert steps[-1] == 59
     assert 8 <= len(steps) <= 30
     for step in range(60, 300):
-        again.add([probed(step, 0.5, count=8, sizes={f"layer{i}": 64 for i in range(7)})])
+        again.add_event([probed(step, 0.5, count=8, sizes={f"layer{i}": 64 for i in range(7)})])
     assert len(set(np.diff([frame.step for frame in again.frames][:-1]))) <= 2
     assert len(frames_of(again)[0]) > 8
 
@@ -223,16 +225,16 @@ def test_images_that_are_not_known_go_on_too(tmp_path):
         return MapSet(one.kind, step, one.maps, None, dict.fromkeys(one.maps), one.layers, source="probe")
 
     film = Film()
-    film.add([unseen(0)])
+    film.add_event([unseen(0)])
     again = resumed(film, tmp_path)
-    again.add([unseen(5)])
+    again.add_event([unseen(5)])
     assert [frame.step for frame in again.frames] == [0, 5]
 
 
 def test_other_images_begin_another_film():
     film = Film()
-    film.add([probed(0, 0.5, count=2)])
-    film.add([probed(1, 0.5, count=3)])
+    film.add_event([probed(0, 0.5, count=2)])
+    film.add_event([probed(1, 0.5, count=3)])
     assert [frame.step for frame in film.frames] == [1]
 
 
@@ -251,7 +253,7 @@ def test_films_of_all_shapes_are_of_a_size_to_look_at(count, sizes, shape):
     for step in (0, 10):
         one = probed(step, 0.5, count=count, sizes=sizes, labels=list(range(count)), classes=["a long name of it"] * 9)
         images = torch.rand(count, 3, *shape)
-        film.add([MapSet(one.kind, step, one.maps, images, one.images_of, one.layers, source="probe")])
+        film.add_event([MapSet(one.kind, step, one.maps, images, one.images_of, one.layers, source="probe")])
     pictures, _ = frames_of(film)
     height, width, _ = pictures[0].shape
     assert 300 < width <= WIDTH
@@ -263,7 +265,9 @@ def test_sounds_volumes_and_missing_images_have_films_too():
         film = Film()
         for step in (0, 10):
             maps = {"a": torch.rand(2, *shape), "b": torch.rand(2, *shape)}
-            film.add([MapSet(KINDS["order0"], step, maps, images, dict.fromkeys(maps), list(maps), source="probe")])
+            film.add_event(
+                [MapSet(KINDS["order0"], step, maps, images, dict.fromkeys(maps), list(maps), source="probe")]
+            )
         assert len(frames_of(film)[0]) == 2
 
 
@@ -272,7 +276,7 @@ def test_a_map_that_is_zero_everywhere_is_no_reason_to_fail():
     for step in (0, 10):
         one = probed(step, 0.5)
         maps = {**one.maps, "net.coarse": torch.zeros(2, 4, 4)}
-        film.add([MapSet(one.kind, step, maps, one.images, one.images_of, one.layers, source="probe")])
+        film.add_event([MapSet(one.kind, step, maps, one.images, one.images_of, one.layers, source="probe")])
     pictures, _ = frames_of(film)
     assert np.isfinite(pictures[0]).all()
 
@@ -280,11 +284,11 @@ def test_a_map_that_is_zero_everywhere_is_no_reason_to_fail():
 def test_order_1_is_not_filmed():
     film = Film()
     one = probed(0, 0.5)
-    film.add([MapSet(KINDS["order1"], 0, one.maps, one.images, one.images_of, one.layers, source="probe")])
+    film.add_event([MapSet(KINDS["order1"], 0, one.maps, one.images, one.images_of, one.layers, source="probe")])
     assert film.frames == []
 
 
 def test_without_webp_the_reason_is_given(monkeypatch):
     monkeypatch.setattr(module.features, "check", lambda _: False)
     with pytest.raises(RuntimeError, match="Pillow cannot write WebP"):
-        moving().page(Look())
+        moving().last_page(Style())

@@ -55,7 +55,7 @@ CELLS = {
     "order1": "order1_maps(module, loss_fn, (images, labels), ['net.3'])",
     "recorder": "with NormGrad(module, ['net.1']) as recorder:\n    loss_fn(module, (images, labels)).backward()\n"
     "recorder.maps",
-    "odd": "from normgrad_lightning.maps import Maps\nMaps({'a': torch.zeros(3)})",
+    "odd": "from normgrad_lightning.views.map_dict import Maps\nMaps({'a': torch.zeros(3)})",
     "numbers": "torch.save({'images': images, 'order0': maps, 'recorder': recorder.maps, "
     "'callback': callback.latest['order0'].maps, 'inputs': callback.inputs}, 'numbers.pt')",
 }

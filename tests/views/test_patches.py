@@ -6,33 +6,31 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from whole_batches import LOOK, PLACES, as_pixels, spot, whole_batch
+from whole_batches import LOOK, PLACES, as_pixels, pool, spot, whole_batch
 
+from normgrad_lightning.views import drawing, table
 from normgrad_lightning.views import patches as module
-from normgrad_lightning.views import table
-from normgrad_lightning.views.coarse import coarse
-from normgrad_lightning.views.look import Look
-from normgrad_lightning.views.patches import PER_CLASS, Box, Crop, Patches, box_around, fingerprints, peaks, thumbnails
-from normgrad_lightning.views.patches import _Images as Images
+from normgrad_lightning.views.crops import Box, Crop, ImageCutter, box_around, fingerprints
+from normgrad_lightning.views.patches import PER_CLASS, Patches, peaks
 from normgrad_lightning.views.resampling import smoothed
-from normgrad_lightning.views.statistics import sameness
+from normgrad_lightning.views.style import Style
 
 SIGNAL = {label: 1.0 for label in range(-2, 40)}
 
 
-def collected(*batches, look=LOOK):
+def collected(*batches, style=LOOK):
     view = Patches()
     for batch in batches:
-        view.add(coarse(batch), look, SIGNAL)
+        view.add(pool(batch), style, SIGNAL)
     return view
 
 
-def written(monkeypatch, view, shown=(0, 1), look=LOOK):
+def written(monkeypatch, view, shown=(0, 1), style=LOOK):
     words, original = [], table.write
     monkeypatch.setattr(
         table, "write", lambda picture, text, *rest: (words.append(text), original(picture, text, *rest))
     )
-    return view.page(shown, look), words
+    return view.page([], style, shown), words
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -44,7 +42,7 @@ def test_the_peak_is_where_the_spot_is(place):
     assert peak.ratio == pytest.approx(planes.max() / maps.mean())
 
 
-def test_a_rim_of_half_a_crop_does_not_count():
+def test_a_rim_does_not_count():
     edge = spot((28, 28), (0.02, 0.5), strength=50.0) + spot((28, 28), (0.6, 0.6), strength=3.0)
     (peak,) = peaks(edge.numpy()[None], (112, 112))
     assert min(*peak.place, *(1 - at for at in peak.place)) >= 0.15
@@ -57,11 +55,11 @@ def test_a_rim_of_half_a_crop_does_not_count():
 @pytest.mark.parametrize(
     ("place", "size", "box"),
     [
-        ((0.5, 0.5), (100, 100), Box((35, 35), (30, 30))),
-        ((0.01, 0.99), (100, 100), Box((0, 70), (30, 30))),
-        ((0.5, 0.5), (100, 200), Box((35, 85), (30, 30))),
-        ((0.5,), (1000,), Box((350,), (300,))),
-        ((0.5, 0.5, 0.5), (10, 40, 40), Box((4, 14, 14), (1, 12, 12))),
+        ((0.5, 0.5), (100, 100), Box((32, 32), (36, 36))),
+        ((0.01, 0.99), (100, 100), Box((0, 64), (36, 36))),
+        ((0.5, 0.5), (100, 200), Box((32, 82), (36, 36))),
+        ((0.5,), (1000,), Box((320,), (360,))),
+        ((0.5, 0.5, 0.5), (10, 40, 40), Box((4, 13, 13), (1, 14, 14))),
         ((0.5, 0.5), (6, 6), Box((0, 0), (6, 6))),
     ],
 )
@@ -88,20 +86,11 @@ def test_without_mean_and_std_a_crop_has_the_colours_of_its_whole_image():
     stretched = (batch.images - batch.images.amin((1, 2, 3), True)) / (
         batch.images.amax((1, 2, 3), True) - batch.images.amin((1, 2, 3), True)
     )
-    crop = collected(batch, look=Look()).crops("combined", 0)[0]
+    crop = collected(batch, style=Style()).crops("combined", 0)[0]
     number = next(n for n in range(4) if fingerprints(batch.images)[n] == crop.image)
     (top, left), (height, width) = crop.box
     expected = as_pixels(stretched[number, :, top : top + height, left : left + width])
     assert np.abs(crop.pixels[..., :3].astype(int) - expected).max() <= 1
-
-
-def test_thumbnails_are_means_of_the_pixels():
-    sides = ((32, 64), (48, 48), (32, 64))
-    crops = [Crop(1.0, 0.0, 0, Box((0, 0), of), np.random.default_rng(0).integers(0, 255, (*of, 4))) for of in sides]
-    for crop, small in zip(crops, thumbnails(crops), strict=True):
-        height, width = crop.pixels.shape[0] // 16, crop.pixels.shape[1] // 16
-        cells = crop.pixels[..., :3].reshape(16, height, 16, width, 3)
-        np.testing.assert_allclose(small, cells.mean(axis=(1, 3)), rtol=1e-5)
 
 
 def test_those_that_stand_out_most_are_shown_the_strongest_first():
@@ -109,13 +98,13 @@ def test_those_that_stand_out_most_are_shown_the_strongest_first():
     one = whole_batch(labels=[0] * 12, strengths=strengths[:12], seed=1)
     two = whole_batch(labels=[0] * 12, strengths=strengths[12:], seed=2)
     crops = collected(one, two).crops("combined", 0)
-    assert len(crops) == PER_CLASS
+    assert len(crops) == 6  # there may be many classes
     ratios = [crop.ratio for crop in crops]
     assert ratios == sorted(ratios, reverse=True)
-    everything = sorted(
-        (peak.ratio for b in (one, two) for peak in peaks(coarse(b).focus["combined"], (32, 32))), reverse=True
-    )
-    assert ratios == pytest.approx(everything[:PER_CLASS])
+    fresh = Patches()
+    own = [fresh._own(pool(batch))["combined"] for batch in (one, two)]
+    everything = sorted((peak.ratio for maps in own for peak in peaks(maps, (32, 32))), reverse=True)
+    assert ratios == pytest.approx(everything[:6])
 
 
 def test_an_image_is_shown_once_at_its_strongest():
@@ -131,48 +120,29 @@ def test_a_page_has_a_row_for_each_class_with_its_numbers(monkeypatch):
     crops = {label: view.crops("combined", label) for label in (0, 1)}
     page, words = written(monkeypatch, view)
     assert [picture.tag for picture in page.pictures] == [
-        "normgrad/2_patches/0_combined",
-        "normgrad/2_patches/02_net.layer2",
+        "normgrad/1_patches/0_combined",
+        "normgrad/1_patches/02_net.layer2",
     ]
     assert page.step == 5
     titles = [text for text in words if text.startswith("the strongest training signal")]
-    assert titles == [f"the strongest training signal ({of})" for of in ("all layers combined", "net.layer2")]
-    alike = {label: sameness(thumbnails(of)) for label, of in crops.items()}
-    for label, name in enumerate(("cat", "dog")):
-        assert f"{name}: 6 of 6 images, sameness {alike[label]:.2f}" in words
-        assert page.scalars[f"normgrad/sameness/{name}"] == pytest.approx(alike[label])
+    assert titles == [f"the strongest training signal ({of});" for of in ("all layers combined", "net.layer2")]
+    for name in ("cat", "dog"):
+        assert f"{name}: 6 of 6 images" in words
     assert view.shown["combined"]["cat"] == crops[0]
 
 
-def test_the_numbers_of_the_first_event_stand_beside_later_ones_also_after_a_resume(monkeypatch):
-    view = collected(whole_batch(labels=[0, 1] * 6))
-    first = view.page((0, 1), LOOK).scalars["normgrad/sameness/cat"]
-    resumed = Patches()
-    resumed.load_state_dict(torch.load(io.BytesIO(saved(view.state_dict())), weights_only=True))
-    for later in (view, resumed):
-        later.add(coarse(whole_batch(step=100, labels=[0, 1] * 6, seed=3)), LOOK, SIGNAL)
-        _, words = written(monkeypatch, later)
-        assert any(word.startswith("cat") and word.endswith(f", first {first:.2f}") for word in words)
-
-
-def saved(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
-def test_each_event_begins_anew():
+def test_each_event_starts_over():
     view = collected(whole_batch())
-    assert view.page((0, 1), LOOK).pictures
+    assert view.page([], LOOK, (0, 1)).pictures
     assert view.crops("combined", 0) == []
-    assert view.page((0, 1), LOOK) is None
+    assert view.page([], LOOK, (0, 1)) is None
 
 
 def test_many_classes_show_those_asked_for_and_say_so(monkeypatch):
     view = collected(whole_batch(labels=list(range(20)), classes=None))
     _, words = written(monkeypatch, view, shown=(3, 7))
     assert "2 of 20 classes: those with the most signal" in words
-    assert [word.split(":")[0] for word in words if "images" in word] == ["3", "7"] * 2
+    assert [word.split(":")[0] for word in words if " images" in word] == ["3", "7"] * 2
 
 
 def test_memory_is_bounded_for_many_classes_of_large_images():
@@ -180,9 +150,11 @@ def test_memory_is_bounded_for_many_classes_of_large_images():
     for start in range(0, 1000, 50):
         labels = list(range(start, start + 50))
         batch = whole_batch(labels=labels, size=(500, 500), grids=((8, 8),), seed=start)
-        view.add(coarse(batch), LOOK, {label: 1000.0 - label for label in range(start + 50)})
+        view.add(pool(batch), LOOK, {label: 1000.0 - label for label in range(start + 50)})
     kept = [crop for crops in view._crops.values() for of in crops.values() for crop in of]
-    assert sum(crop.pixels.nbytes for crop in kept) < 16e6
+    wholes = {id(crop.whole): crop.whole.nbytes for crop in kept}  # shared by the crops of an image
+    assert sum(crop.pixels.nbytes + crop.map.nbytes for crop in kept) + sum(wholes.values()) < 2 * 96 * 145e3
+    assert max(max(crop.whole.shape) for crop in kept) <= 160
     assert {label for crops in view._crops.values() for label in crops} == set(range(module._CLASSES))
     assert max(max(crop.pixels.shape) for crop in kept) <= 96
 
@@ -210,27 +182,27 @@ def test_signals_as_strips_and_volumes_as_the_slice_with_the_peak(size, grids, p
         expected = as_pixels(batch.images[number, :, depth, top : top + height, left : left + width])[..., 0]
         np.testing.assert_array_equal(crop.pixels[..., 0], expected)
     else:
-        assert crop.box.starts[0] + 60 == pytest.approx(160, abs=8)
-        assert crop.pixels.shape == (1, 96, 4)  # a strip
-    drawn = Image.open(io.BytesIO(view.page((0, 1), LOOK).pictures[0].jpeg))
+        assert crop.box.starts[0] + 72 == pytest.approx(160, abs=8)
+        assert crop.pixels.shape == (24, 96, 4)  # a strip
+    drawn = Image.open(io.BytesIO(view.page([], LOOK, (0, 1)).pictures[0].jpeg))
     assert drawn.width > 100
     assert drawn.height > 2 * 48
 
 
 def test_a_batch_that_cannot_be_cut_leaves_the_others_as_they_are():
-    view, look = Patches(), Look(mean=[0.5] * 3, std=[1.0] * 3)
-    view.add(coarse(whole_batch()), look, {0: 1.0, 1: 1.0})
+    view, style = Patches(), Style(mean=[0.5] * 3, std=[1.0] * 3)
+    view.add(pool(whole_batch()), style, {0: 1.0, 1: 1.0})
     before = view.crops("combined", 0)
     with pytest.raises(ValueError, match="`std`: expected one number or 1"):
-        view.add(coarse(whole_batch(channels=1, strengths=[9.0] * 4, seed=1)), look, {0: 1.0, 1: 1.0})
+        view.add(pool(whole_batch(channels=1, strengths=[9.0] * 4, seed=1)), style, {0: 1.0, 1: 1.0})
     assert view.crops("combined", 0) == before
-    assert view.page((0, 1), look).pictures
+    assert view.page([], style, (0, 1)).pictures
 
 
 def test_without_images_there_is_nothing_to_crop():
     batch = whole_batch()
     view = collected(type(batch)(**{**vars(batch), "images": None, "images_of": dict.fromkeys(batch.maps)}))
-    assert view.page((0, 1), LOOK) is None
+    assert view.page([], LOOK, (0, 1)) is None
 
 
 def test_nothing_of_the_batch_is_kept():
@@ -247,19 +219,74 @@ def test_nothing_of_the_batch_is_kept():
 def test_images_with_values_that_are_not_finite_are_known_again_and_drawn():
     images = torch.rand(3, 3, 32, 32)
     plain, seen = (Crop(1.0, 0.0, 0, Box((8, 8), (16, 16))) for _ in range(2))
-    Images(images, Look()).cut({1: plain})
+    ImageCutter(images, Style()).cut({1: plain})
     images[0, 0, 0, 0], images[1, 0, 0, 0], images[2, :, 0, 0] = float("nan"), float("inf"), float("-inf")
     numbers = fingerprints(images)
     assert numbers == fingerprints(images)
     assert len(set(numbers)) == 3
-    Images(images, Look()).cut({1: seen})
+    ImageCutter(images, Style()).cut({1: seen})
     assert abs(seen.pixels.astype(int) - plain.pixels).max() <= 2
 
 
 def test_classes_of_one_name_have_a_row_each_in_code():
     view = collected(whole_batch(classes=["dog", "dog"]))
-    view.page([0, 1], LOOK)
+    view.page([], LOOK, [0, 1])
     assert set(view.shown["combined"]) == {"dog 0", "dog 1"}
+
+
+def test_the_first_event_stands_beside_later_ones_also_after_a_resume(monkeypatch):
+    view = collected(whole_batch(labels=[0, 1] * 6))
+    first = {label: view.crops("combined", label) for label in (0, 1)}
+    _, words = written(monkeypatch, view)
+    assert "now" in words
+    assert "first event" not in words
+    resumed, file = Patches(), io.BytesIO()
+    torch.save(view.state_dict(), file)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    cards = []
+    for later in (view, resumed):
+        later.add(pool(whole_batch(step=100, labels=[0, 1] * 6, seed=3)), LOOK, SIGNAL)
+        page, words = written(monkeypatch, later)
+        assert "first event" in words
+        cards.append(np.asarray(Image.open(io.BytesIO(page.pictures[0].jpeg)), float))
+    np.testing.assert_array_equal(*cards)
+    left = 4 * 98 + 4  # beside four columns, behind a wider gap
+    beside = cards[0][:, left : left + 96]
+    for crops in first.values():
+        tile = drawing.tile_of(crops[0].pixels, 96)[..., :3].astype(float)
+        rows = range(len(beside) - 96)
+        assert min(np.abs(beside[top : top + 96] - tile).mean() for top in rows) < 12
+
+
+def test_what_the_tab_shows_is_with_each_crop():
+    batch = whole_batch(size=(64, 48), grids=((16, 12),))
+    for crop in collected(batch).crops("combined", 0):
+        number = fingerprints(batch.images).index(crop.image)
+        np.testing.assert_array_equal(crop.whole[..., :3], as_pixels(batch.images[number]))
+        assert crop.size == (64, 48)
+        expected = pool(batch).focus["combined"][number]
+        np.testing.assert_allclose(crop.map, expected / expected.mean(), rtol=2e-3)
+
+
+def test_what_all_images_share_attracts_no_patch():
+    batch = whole_batch(labels=[0] * 24, size=(64, 64), grids=((32, 32), (16, 16)))
+    for layer, maps in batch.maps.items():
+        maps[:, maps.shape[1] // 4, maps.shape[2] // 4] *= 20.0
+        assert (maps[0] == maps[0].max()).nonzero().tolist()[0] == [maps.shape[1] // 4] * 2, layer
+    for crop in collected(batch).crops("combined", 0):
+        number = fingerprints(batch.images).index(crop.image)
+        middle = [(start + length / 2) / 64 for start, length in zip(*crop.box, strict=True)]
+        assert middle == pytest.approx(PLACES[number % len(PLACES)], abs=0.08)
+
+
+def test_many_crops_of_few_classes_and_few_of_many():
+    few = Patches()
+    few.add(pool(whole_batch(labels=[0] * 60, size=(16, 16))), LOOK, {0: 1.0})
+    assert len(few.crops("combined", 0)) == PER_CLASS
+    view, labels = Patches(), [n % 20 for n in range(200)]
+    view.add(pool(whole_batch(labels=labels, size=(16, 16))), LOOK, dict.fromkeys(range(12), 1.0))
+    assert {len(view.crops("combined", label)) for label in range(12)} == {8}
 
 
 def test_a_long_name_does_not_hide_the_numbers(monkeypatch):

@@ -14,7 +14,6 @@ from normgrad_lightning.views.statistics import (
     concentration,
     inner_area,
     lifts,
-    sameness,
     share_on_object,
 )
 
@@ -99,38 +98,6 @@ def test_lift_of_few_images_is_near_one_and_of_a_class_alone_is_one():
     few, many = (lifts(means, np.array([count, count]))[0, 0, 0] for count in (1.0, 1000.0))
     assert 1 < few < 2 < 8 < many
     np.testing.assert_array_equal(lifts(means[:1], np.array([5.0])), np.ones((1, 1, 2)))
-
-
-def slow_sameness(crops):
-    """Pair by pair, shift by shift."""
-    scores = []
-    for a, b in itertools.combinations(range(len(crops)), 2):
-        best = -1.0
-        for one, other in ((a, b), (b, a)):
-            middle = crops[one][3:-3, 3:-3].ravel()
-            for y, x in itertools.product(range(7), repeat=2):
-                height, width = (side - 6 for side in crops.shape[1:3])
-                window = crops[other][y : y + height, x : x + width].ravel()
-                best = max(best, np.corrcoef(middle, window)[0, 1])
-        scores.append(best)
-    return np.mean(scores)
-
-
-@pytest.mark.parametrize(("count", "channels", "seed"), [(2, 3, 0), (5, 1, 1), (8, 3, 2)])
-def test_sameness_is_the_mean_of_the_best_correlations(count, channels, seed):
-    crops = np.random.default_rng(seed).uniform(0, 255, (count, 16, 16, channels))
-    assert sameness(crops) == pytest.approx(slow_sameness(crops), abs=1e-9)
-
-
-def test_sameness_of_plain_cases():
-    rng = np.random.default_rng(0)
-    scene = rng.uniform(0, 255, (30, 30, 3))
-    shifted = np.stack([scene[y : y + 16, x : x + 16] for y, x in [(5, 5), (7, 4), (5, 8), (4, 6)]])
-    assert sameness(shifted) > 0.6  # by up to three pixels: some pairs differ by more
-    assert sameness(np.stack([scene[:16, :16]] * 3)) == pytest.approx(1.0)
-    assert sameness(rng.uniform(0, 255, (6, 16, 16, 3))) < 0.3
-    assert math.isnan(sameness(scene[None, :16, :16]))
-    assert sameness(np.zeros((3, 16, 16, 3))) == 0.0
 
 
 def test_drift_is_one_minus_the_cosine():

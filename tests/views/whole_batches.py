@@ -1,12 +1,16 @@
 """Maps of whole batches, for the tests of what is collected from them."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 
-from normgrad_lightning.kinds import KINDS, MapSet
-from normgrad_lightning.views.look import Look
+from normgrad_lightning.maps import KINDS, MapSet
+from normgrad_lightning.views.pooled_batch import PooledBatch, pooled, pooled_batch
+from normgrad_lightning.views.style import Style
 
-LOOK = Look(mean=0.0, std=1.0)
+LOOK = Style(mean=0.0, std=1.0)
 PLACES = [(0.5, 0.5), (0.3, 0.7), (0.7, 0.3), (0.4, 0.4), (0.6, 0.6), (0.3, 0.3)]
 
 
@@ -28,7 +32,7 @@ def whole_batch(
     seed=0,
     **options,
 ):
-    """A batch whose maps have a spot in each image, on images of noise. The shares are equal."""
+    """A batch whose maps have a spot in each image, on images of noise."""
     generator = torch.Generator().manual_seed(seed)
     count = len(labels) if labels is not None else len(places)
     images = torch.rand(count, channels, *size, generator=generator)
@@ -37,8 +41,14 @@ def whole_batch(
         f"net.layer{i}": torch.stack([spot(grid, places[n % len(places)], strengths[n]) for n in range(count)])
         for i, grid in enumerate(grids)
     }
-    about = {"labels": labels, "shares": [1 / count] * count, "classes": ["cat", "dog"], **options}
+    about = {"labels": labels, "classes": ["cat", "dog"], **options}
     return MapSet(KINDS["order0"], step, maps, images, dict.fromkeys(maps, images), list(maps), **about)
+
+
+def pool(batch: MapSet, **options: Any) -> PooledBatch | None:
+    """What views collect from, of a batch as a reading has it."""
+    sums = {name: m.flatten(1).sum(1, dtype=torch.float64) for name, m in batch.maps.items()}
+    return pooled_batch(pooled(replace(batch, sums=sums)), **options)
 
 
 def as_pixels(image):

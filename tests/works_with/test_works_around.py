@@ -39,9 +39,9 @@ from twice import (
     watching,
 )
 
-from normgrad_lightning.recording.hooks import Hook
-from normgrad_lightning.recording.own_passes import current_pass
-from normgrad_lightning.recording.recorder import NormGrad
+from normgrad_lightning.hooks.recorder import NormGrad
+from normgrad_lightning.hooks.safe_hooks import Hook
+from normgrad_lightning.layers.own_passes import current_pass
 
 
 def hooks_of(module):
@@ -170,7 +170,7 @@ def test_a_network_that_was_saved_in_an_event_loads_where_we_are_not_installed(t
 
 def run_script(code, *arguments):
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600, check=False)
 
 
 def environment():
@@ -513,12 +513,12 @@ def interrupt(process):
             pytest.fail(f"The {process.args[-1]} run has ended before its fifth step:\n{process.communicate()[1]}")
         process.send_signal(signal.SIGINT)
         try:
-            rest, errors = process.communicate(timeout=60)
+            rest, errors = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # and it writes where it hangs
             rest, errors = process.communicate()
             pytest.fail(
-                f"The {process.args[-1]} run goes on a minute after Ctrl-C. Its last line: {rest.splitlines()[-1:]}; "
+                f"The {process.args[-1]} run goes on long after Ctrl-C. Its last line: {rest.splitlines()[-1:]}; "
                 f"its errors:\n{errors}"
             )
     return process.returncode, rest.splitlines()[-1], errors
@@ -535,7 +535,9 @@ def test_ctrl_c(tmp_path):
     (folder,) = (tmp_path / "watched" / "lightning_logs").iterdir()
     events = EventAccumulator(str(folder), size_guidance={"images": 0})
     events.Reload()
-    steps = [[e.step for e in events.Images(tag)] for tag in events.Tags()["images"] if "order0" in tag]
+    steps = [
+        [e.step for e in events.Images(tag)] for tag in events.Tags()["images"] if tag.startswith("normgrad_order0")
+    ]
     assert len(steps) == len(LAYERS)
     assert all(seen[:4] == [0, 1, 2, 3] for seen in steps)
 

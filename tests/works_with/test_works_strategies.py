@@ -41,7 +41,7 @@ from twice import (
 from two_processes import KILLED_AFTER, SETUPS, LossOfBoth, UsesSomeOnSomeSteps, WithoutDropout
 
 from normgrad_lightning import order0_maps
-from normgrad_lightning.events.training_loss import check_training_loss
+from normgrad_lightning.step.loss import check_training_loss
 
 RANKS = (0, 1)
 STEPS = [0, 1, 2, 3, 4, 5]
@@ -49,7 +49,7 @@ ORDER1_STEPS = [0, 3, 5]
 SHARDED = [name for name, setup in SETUPS.items() if setup.sharded]
 ALONE = ["ddp_spawn"]
 TOGETHER = [name for name in SETUPS if name not in ALONE]
-TIMEOUT = 240
+TIMEOUT = 600
 """Seconds that all runs together may take."""
 
 
@@ -169,8 +169,12 @@ def check_others_are_silent(first: dict[str, Any], other: dict[str, Any]) -> Non
     files = list(Path(first["log_dir"]).rglob("events*"))
     assert [file.name.split(".")[-2] for file in files] == [str(first["process"])]
     assert panels_in(first["log_dir"]) == expected_panels(list(first["maps"]), list(first["order1"]))
-    of_classes = {tag: steps for tag, steps in pictures(logs(first["log_dir"])).items() if "/2_" in tag or "/3_" in tag}
-    names = [f"{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", f"02_{LAYERS[-1]}")]
+    of_classes = {
+        tag: steps
+        for tag, steps in pictures(logs(first["log_dir"])).items()
+        if tag.startswith(("normgrad/1_", "normgrad/4_"))
+    }
+    names = [f"{view}/{of}" for view in ("1_patches", "4_atlas") for of in ("0_combined", f"02_{LAYERS[-1]}")]
     assert of_classes == {f"normgrad/{name}": list(first["maps"]) for name in names}
 
 
@@ -264,6 +268,25 @@ def test_probe_under_ddp(ran):
     assert_close(maps, wanted, 1e-5)
     of_probe = [tag for tag in panels_in(watched[0]["log_dir"]) if "probe" in tag]
     assert len(of_probe) == 4 * len(LAYERS)
+
+
+@row(
+    "Strategies",
+    "Collectives in the backward pass",
+    "passes of our own run on rank 0 alone, so order 1 and a probe are one warning each, as with collectives in the "
+    "forward pass; order 0 is as ever",
+)
+def test_passes_that_would_talk_in_backward_are_refused(ran):
+    plain, watched = ran.of("talks_in_backward", "plain"), ran.of("talks_in_backward", "watched")
+    for rank in RANKS:
+        for what in plain[rank]["traces"]:
+            assert same(plain[rank]["traces"][what], watched[rank]["traces"][what]), f"{what} of rank {rank} differ"
+    told = watched[0]["warned"]
+    assert len(told) == 1
+    assert "in a pass that only one process runs" in told[0]
+    assert watched[0]["shown"][0].keys() == set(LAYERS)
+    assert not any(watched[0]["order1"].values())
+    assert watched[0]["probe"] == watched[1]["warned"] == []
 
 
 @row("Strategies", "`FSDPStrategy`", "order 0 only: order 1 needs all weights in one process, and is refused at once")

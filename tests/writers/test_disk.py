@@ -1,7 +1,9 @@
 """With too little room, nothing of a page is written."""
 
+import os
 import shutil
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import pytorch_lightning.loggers as old_loggers
@@ -9,7 +11,7 @@ from stand_in import FLOAT16, assert_has, read_events, view
 
 from normgrad_lightning.page import Page
 from normgrad_lightning.writers.destinations import WRITERS, writers_for
-from normgrad_lightning.writers.disk import RESERVE, check_file, check_room
+from normgrad_lightning.writers.disk import RESERVE, check_file, check_room, next_log_dir
 from normgrad_lightning.writers.files import FilesWriter
 
 
@@ -88,6 +90,27 @@ def test_each_part_of_a_page_needs_room(part, tmp_path, monkeypatch):
 def test_a_remote_store_is_not_looked_at():
     check_room("s3://bucket/run", 2**40)
     check_file("s3://bucket/run/events", 2**40)
+
+
+def test_a_mock_is_no_file():
+    """Opened as one, it would be file descriptor 1, and standard output would be closed with it."""
+    check_file(MagicMock(), 2**40)
+    check_room(MagicMock(), 2**60)
+    assert os.fstat(1)
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [((), 0), (("version_0", "version_10", "version_2"), 11), (("version_x", "another"), 0)],
+)
+def test_a_run_without_a_logger_gets_the_next_version(there, expected, tmp_path):
+    for name in there:
+        (tmp_path / "lightning_logs" / name).mkdir(parents=True)
+    assert next_log_dir(tmp_path) == str(tmp_path / "lightning_logs" / f"version_{expected}")
+
+
+def test_a_remote_root_has_its_files_here():
+    assert next_log_dir("s3://bucket").startswith("lightning_logs")
 
 
 def test_a_tag_is_used_once():

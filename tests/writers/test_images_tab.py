@@ -63,11 +63,11 @@ def page(tmp_path_factory):
     )  # fmt: skip
     trainer.fit(Lit(), loader)
     with tensorboard(trainer.logger.log_dir) as address, chromium(1400, 1600) as browser:
-        shown = open_images_tab(browser, address, panels=11)
+        shown = open_images_tab(browser, address, panels=12)
         pictures = [
             np.asarray(Image.open(io.BytesIO(urllib.request.urlopen(panel["source"]).read()))) for panel in shown
         ]
-        yield shown[5:], pictures[5:], shown[:5]
+        yield shown[6:], pictures[6:], shown[:6]
 
 
 def test_there_is_one_card_for_each_layer_and_kind_at_the_last_step(page):
@@ -75,8 +75,8 @@ def test_there_is_one_card_for_each_layer_and_kind_at_the_last_step(page):
     keys = [parse_qs(urlparse(panel["source"]).query)["blob_key"][0] for panel in (*first, *shown)]
     tags_and_steps = [json.loads(base64.urlsafe_b64decode(key + "==="))[3:5] for key in keys]
     assert tags_and_steps == [
-        ["normgrad/0_overview", 2],
-        *([f"normgrad/{view}/{of}", 2] for view in ("2_patches", "3_atlas") for of in ("0_combined", "02_net.stage3")),
+        *([f"normgrad/{view}/{of}", 2] for view in ("1_patches", "4_atlas") for of in ("0_combined", "02_net.stage3")),
+        *([f"normgrad/5_overview/{kind}", 2] for kind in ("0_order0", "3_contrast")),
         *([f"normgrad_{kind}/0{i}_net.stage{i + 1}", 2] for kind in ("contrast", "order0") for i in range(3)),
     ]
 

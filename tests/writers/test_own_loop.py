@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from normgrad_lightning import NormGrad, log_maps
-from normgrad_lightning.views.look import Look
 from normgrad_lightning.views.panels import layer_panels
+from normgrad_lightning.views.style import Style
 
 PLAIN = {"mean": None, "std": None, "colormap": "inferno", "opacity": 0.6, "scale": "robust", "tile_size": 128}
 
@@ -26,10 +26,10 @@ def recorder():
     return recorder
 
 
-def drawn(maps, images, signed=False, **look):
+def drawn(maps, images, signed=False, **style):
     """The panels as JPEGs, by layer."""
     tags = dict(zip(maps, maps, strict=True))
-    panels = layer_panels(maps, dict.fromkeys(maps, images), tags, Look(**{**PLAIN, **look}), signed=signed)
+    panels = layer_panels(maps, dict.fromkeys(maps, images), tags, Style(**{**PLAIN, **style}), signed=signed)
     return {panel.tag: panel.jpeg for panel in panels}
 
 
@@ -50,17 +50,17 @@ def test_a_folder(recorder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "look",
+    "style",
     [
         {"signed": True},
         {"mean": 0.1, "std": [0.2, 0.3, 0.4]},
         {"colormap": "viridis", "opacity": 1.0, "scale": "shared", "tile_size": 64},
     ],
 )
-def test_the_look(recorder, tmp_path, look):
-    maps = {name: m - m.mean() for name, m in recorder.maps.items()} if "signed" in look else recorder.maps
-    log_maps(tmp_path, maps, recorder.images, 0, **look)
-    assert sorted(written(tmp_path).values()) == sorted(drawn(maps, recorder.images, **look).values())
+def test_the_look(recorder, tmp_path, style):
+    maps = {name: m - m.mean() for name, m in recorder.maps.items()} if "signed" in style else recorder.maps
+    log_maps(tmp_path, maps, recorder.images, 0, **style)
+    assert sorted(written(tmp_path).values()) == sorted(drawn(maps, recorder.images, **style).values())
     assert sorted(written(tmp_path).values()) != sorted(drawn(maps, recorder.images).values())
 
 

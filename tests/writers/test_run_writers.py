@@ -23,7 +23,7 @@ from stand_in import FLOAT16, Store, assert_has, decoded, film, read_folder, vie
 from normgrad_lightning.page import Page
 from normgrad_lightning.writers import raw_maps
 
-pytestmark = pytest.mark.extras
+pytestmark = pytest.mark.nightly
 
 SCRIPT = """
 import contextlib, importlib, json, os, sys, warnings
@@ -138,8 +138,8 @@ write("odd", [Page(3, scalars={f"normgrad/{name}": value for name, value in numb
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "comet": "comet_ml", "aim": "aim"}
 NAMES = {"wandb": "W&B", "mlflow": "MLflow", "comet": "Comet", "aim": "Aim"}
 TAGS = [
-    "normgrad/0_overview",
-    *(f"normgrad/{view}/{of}" for view in ("2_patches", "3_atlas") for of in ("0_combined", "01_net.größe.1")),
+    "normgrad/5_overview/0_order0",
+    *(f"normgrad/{view}/{of}" for view in ("1_patches", "4_atlas") for of in ("0_combined", "01_net.größe.1")),
     *(f"normgrad_order0/{layer}" for layer in ("00_net.stem.1", "01_net.größe.1")),
 ]
 STEPS = [0, 2, 4, 5]
@@ -383,8 +383,8 @@ def test_nothing_is_warned_of(runs):
 def test_a_tool_that_cannot_keep_images_is_one_warning(runs):
     (told,) = json.loads((runs.folder / "broken/told.json").read_text())
     assert told == (
-        f"NormGrad failed at writing to {NAMES[runs.kind]}, and training goes on: OSError: [Errno 28] No space left on "
-        "device"
+        f"NormGrad failed while writing to {NAMES[runs.kind]}; training continues. OSError: [Errno 28] No space left "
+        "on device"
     )
     assert len(read_files(runs.folder / "broken")) == len(TAGS) * len(STEPS)  # the other logger has them
     assert not READERS[runs.kind](runs.folder / "broken").pictures

@@ -15,7 +15,7 @@ from zoo.location import Corner, changed, corners, displacement, ratio, size_of_
 from zoo.member import Member
 
 from normgrad_lightning import NormGrad
-from normgrad_lightning.recording.observer import Call
+from normgrad_lightning.hooks.observer import ReadCall
 
 Changes = dict[str, dict[Corner, Tensor]]
 """By layer and by the corner that was changed."""
@@ -47,7 +47,7 @@ class Layer:
 
 
 @dataclass
-class Look:
+class Sighting:
     """What was seen of a model.
 
     Attributes:
@@ -79,7 +79,7 @@ class Recorder(NormGrad):
         self.tokens: set[str] = set()
         super().__init__(model, **options)
 
-    def _await_gradient(self, call: Call) -> None:
+    def _await_gradient(self, call: ReadCall) -> None:
         super()._await_gradient(call)
         features = call.layout.view(call.point.detach())
         if call.point.dim() == 3:
@@ -89,7 +89,7 @@ class Recorder(NormGrad):
             self.features[call.name] = features.float().clone()
 
 
-def look(member: Member, *, bits: bool = True, location: bool = True, **options: Any) -> Look:
+def look(member: Member, *, bits: bool = True, location: bool = True, **options: Any) -> Sighting:
     """What the recorder does to a model: one step of training, then the location test in eval mode.
 
     Args:
@@ -99,7 +99,7 @@ def look(member: Member, *, bits: bool = True, location: bool = True, **options:
         options: of the recorder.
     """
     start = time.perf_counter()
-    result = Look(member.name, tuple(member.size))
+    result = Sighting(member.name, tuple(member.size))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -110,7 +110,7 @@ def look(member: Member, *, bits: bool = True, location: bool = True, **options:
     return result
 
 
-def _look(member: Member, result: Look, bits: bool, location: bool, options: dict[str, Any]) -> None:
+def _look(member: Member, result: Sighting, bits: bool, location: bool, options: dict[str, Any]) -> None:
     model = build(member)
     images = member.images()
     plain = step(member, copy.deepcopy(model), images) if bits else None
@@ -143,7 +143,7 @@ def step(member: Member, model: nn.Module, images: Tensor) -> list[Any]:
     return [gradients, dict(model.named_buffers()), torch.get_rng_state()]
 
 
-def _locate(member: Member, model: nn.Module, recorder: Recorder, result: Look) -> None:
+def _locate(member: Member, model: nn.Module, recorder: Recorder, result: Sighting) -> None:
     """Change one corner of the images after the other, and see where features and maps change."""
     features, maps = changes(member, model, recorder)
     result.layers = [

@@ -1,9 +1,13 @@
-"""Models of torchvision: one of each family of classifiers, its segmenters, detectors and video networks."""
+"""Models of torchvision: one of each family of classifiers, its segmenters, detectors and video networks.
+
+The other classifiers have no line in the table; `others` gives them, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -32,6 +36,8 @@ CLASSIFIERS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
     "vgg11_bn": (SIZE, {"init_weights": False}),
     "vit_b_16": ((128, 128), {"image_size": 128, "num_layers": 6, "hidden_dim": 96, "mlp_dim": 192, "num_heads": 3}),
 }
+MOST_PARAMETERS = 100_000_000
+"""Of a classifier; larger ones take minutes."""
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 DETECTORS = (
     "fasterrcnn_mobilenet_v3_large_fpn",
@@ -61,7 +67,30 @@ def members() -> Iterator[Member]:
     for name in DETECTORS:
         yield Member(f"torchvision/{name}", partial(_detector, name), SIZE, _detect, run=_find)
     for name, video in VIDEO.items():
-        yield Member(f"torchvision/{name}", partial(_video, name), video, classify)
+        yield Member(f"torchvision/{name}", partial(_model, name, {}), video, classify)
+
+
+def others() -> list[str]:
+    """The names of all other classifiers of up to `MOST_PARAMETERS`."""
+    if find_spec("torchvision") is None:
+        return []
+    from torchvision import models
+
+    names = (name for name in models.list_models(module=models) if name not in CLASSIFIERS)
+    return [name for name in names if models.get_model_weights(name).DEFAULT.meta["num_params"] < MOST_PARAMETERS]
+
+
+def other(name: str) -> Member:
+    """One of these, on small images."""
+    options: dict[str, dict[str, Any]] = {"vgg": {"init_weights": False}, "vit": {"image_size": 64}}
+    size = (64, 128) if name.startswith("swin") else (64, 64) if name.startswith("vit") else (64, 96)
+    return Member(f"torchvision/{name}", partial(_model, name, options.get(name[:3], {})), size, classify)
+
+
+def _model(name: str, options: dict[str, Any]) -> nn.Module:
+    from torchvision import models
+
+    return models.get_model(name, weights=None, num_classes=CLASSES, **options)
 
 
 def _classifier(name: str, options: dict[str, Any]) -> nn.Module:
@@ -69,7 +98,7 @@ def _classifier(name: str, options: dict[str, Any]) -> nn.Module:
 
     if name == "vit_b_16":
         return models.VisionTransformer(patch_size=16, num_classes=CLASSES, **options)
-    return models.get_model(name, weights=None, num_classes=CLASSES, **options)
+    return _model(name, options)
 
 
 def _segmenter(name: str) -> nn.Module:
@@ -99,9 +128,3 @@ def _detect(model: nn.Module, images: Tensor) -> Tensor:
 
 def _find(model: nn.Module, images: Tensor) -> Any:
     return model(list(images))
-
-
-def _video(name: str) -> nn.Module:
-    from torchvision import models
-
-    return models.get_model(name, weights=None, num_classes=CLASSES)

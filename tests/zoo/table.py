@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from zoo.look import Layer, Look, look
+from zoo.look import Layer, Sighting, look
 from zoo.member import Member
 from zoo.models import LIBRARIES, members
 from zoo.notes import NOTES
@@ -35,7 +35,7 @@ COLUMNS = (
 )
 
 
-def line(one: Look) -> str:
+def line(one: Sighting) -> str:
     """A model's line of the table."""
     size = "×".join(map(str, one.size))
     zero = ", ".join(f"`{layer.name}`" for layer in one.layers if layer.is_zero)

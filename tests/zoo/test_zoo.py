@@ -1,6 +1,7 @@
 """The models that people train: what `layers="auto"` takes of each, where its features are, and the same bits.
 
-`table.md` has a line for each model, which a person has read. To write it anew, see `table.py`.
+`table.md` has a line for each model, which a person has read; `table.py` writes it. The quick tests look at a few of
+torchvision's, at the layers alone.
 """
 
 import re
@@ -8,14 +9,15 @@ from importlib import metadata
 
 import pytest
 import torch
+from torch import nn
+from twice import row
+from zoo import of_torchvision
 from zoo.location import MARGIN, REVERSE_MARGIN
 from zoo.look import look
 from zoo.models import LIBRARIES, member, members
 from zoo.notes import NOTES
 from zoo.of_timm import LEFT_OUT
 from zoo.table import DISTRIBUTIONS, HEADER, TABLE, line, rows
-
-pytestmark = [pytest.mark.slow, pytest.mark.extras]
 
 LINES = rows(TABLE.read_text())
 LAYER = re.compile(
@@ -81,6 +83,20 @@ def committed_version(library):
     return re.search(rf"\b{DISTRIBUTIONS.get(library, library)} ([\d.]+\d)", TABLE.read_text())[1]
 
 
+QUICK = ("resnet18", "mobilenet_v3_small", "densenet121", "swin_t", "vit_b_16", "fasterrcnn_mobilenet_v3_large_fpn")
+"""Models of torchvision that every run of the tests looks at."""
+
+
+@pytest.mark.parametrize("name", [f"torchvision/{name}" for name in QUICK])
+def test_auto_takes_the_layers_of_the_table(name, monkeypatch):
+    pytest.importorskip("torchvision")
+    normal = lambda t, mean=0.0, std=1.0, *_, **__: nn.init.normal_(t, mean, std)  # noqa: E731
+    monkeypatch.setattr(nn.init, "trunc_normal_", normal)  # which takes longer than a step
+    seen = look(member(name), bits=False, location=False)
+    assert essence(line(seen)) == essence(LINES[name])
+
+
+@pytest.mark.nightly
 class TestTimm:
     @pytest.mark.parametrize("name", of("timm"))
     def test_line(self, name):
@@ -95,18 +111,36 @@ class TestTimm:
         assert sorted(missing) == sorted(LEFT_OUT)
 
 
+@pytest.mark.nightly
 class TestTransformers:
     @pytest.mark.parametrize("name", of("transformers"))
     def test_line(self, name):
         check(name)
 
 
+@pytest.mark.nightly
 class TestOthers:
     @pytest.mark.parametrize("name", of("torchvision", "smp", "monai", "diffusers"))
     def test_line(self, name):
         check(name)
 
 
+@row(
+    "Models",
+    "every classification model of torchvision under 100 M parameters",
+    "all have maps, at up to five depths; one of each family has a line in [the zoo](zoo/table.md)",
+)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", of_torchvision.others())
+def test_all_other_classifiers_of_torchvision_have_maps(name):
+    seen = look(of_torchvision.other(name), location=False)
+    assert not seen.error
+    assert seen.same_bits
+    assert 3 <= len(seen.layers) <= 5, seen.problems
+    assert not any(layer.is_zero for layer in seen.layers)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_table_has_every_model(library):
     pytest.importorskip(LIBRARIES[library])
@@ -122,9 +156,9 @@ def test_the_table_is_the_programs():
     assert TABLE.read_text().startswith(HEADER)
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_nothing_is_wrong_in_silence(name):
-    _, _, layers, zero, _, bits, note = cells(LINES[name])
-    is_wrong = zero or "elsewhere" in layers or "shifted" in layers or not LAYER.search(layers)
-    assert note or not is_wrong, "a line that is wrong needs a sentence in notes.py"
-    assert bits == "yes"
+def test_nothing_is_wrong_in_silence():
+    for name, text in LINES.items():
+        _, _, layers, zero, _, bits, note = cells(text)
+        is_wrong = zero or "elsewhere" in layers or "shifted" in layers or not LAYER.search(layers)
+        assert note or not is_wrong, f"{name}: a line that is wrong needs a sentence in notes.py"
+        assert bits == "yes", name

@@ -14,7 +14,7 @@ def draw_plates(folder):
         for i in range(count):
             noise = random.integers(110, 150, (72, 72, 1)).repeat(3, axis=2).astype(np.uint8)
             plate = Image.fromarray(noise)
-            draw = ImageDraw.Draw(plate)
+            draw = ImageDraw.ViewFlags(plate)
             draw.ellipse([12, 12, 60, 60], outline=(60, 60, 90), width=3)
             if kind == "scratched":
                 draw.line([*random.integers(0, 72, 4).tolist()], fill=(230, 40, 40), width=3)

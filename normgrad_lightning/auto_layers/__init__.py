@@ -1,0 +1,1 @@
+"""Which layers `"auto"` takes: seen at work, placed in the graph, chosen."""

@@ -1,0 +1,151 @@
+"""The network of a training step, recognised by what it gives: scores whose cross-entropy is training's own loss.
+
+Whoever knows it can run it alone: the user's `training_step`, which may count, print or write files, never runs twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from normgrad_lightning.hooks.safe_hooks import Hook, WeakMethod, current_backward, on_forward
+from normgrad_lightning.isolated.sandbox import HALF
+from normgrad_lightning.layers.module_tree import compiled_layers, with_fast_path
+from normgrad_lightning.layers.names import named_layers
+from normgrad_lightning.layers.nested import floating_tensors, map_tensors
+from normgrad_lightning.layers.own_passes import current_pass
+from normgrad_lightning.maths.tensor_subclasses import no_overrides, plain
+
+TOLERANCE, IN_HALF = 1e-3, 1e-2
+"""How near the cross-entropy must be to training's loss, as a share of it, or absolutely for a loss below 1; and the
+same for scores in half precision, whose loss may be rounded."""
+
+SMOOTHINGS = (0.0, 0.1, 0.05, 0.2)
+"""Label smoothing that is recognised."""
+
+_MOST_CALLS = 64  # of a step; an unrolled network may call its head without end
+
+
+class NetworkCall(NamedTuple):
+    """A call of a module that took images and gave scores.
+
+    Attributes:
+        module: what was called.
+        args: what it was given.
+        kwargs: the same by keyword.
+        scores: `(N, C)`, detached.
+    """
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    scores: Tensor
+
+    def at(self, rows: Tensor) -> NetworkCall:
+        """Return the call with these images alone: whatever has as many rows as there are scores is cut."""
+        count = len(self.scores)
+
+        def cut(t: Tensor) -> Tensor:
+            return t.detach()[rows] if t.dim() and len(t) == count else t.detach()
+
+        args, kwargs = map_tensors(cut, (self.args, self.kwargs))
+        return self._replace(args=args, kwargs=kwargs, scores=self.scores[rows])
+
+
+def scores_in(output: Any, count: int) -> Tensor | None:
+    """Return the scores `(N, C)` in what a module gives for `count` images, two classes or more; None if none.
+
+    One score for each image, as binary classifiers give, becomes two: cross-entropy is then the binary one.
+    """
+    with no_overrides():
+        for t in map(plain, floating_tensors(output)):
+            if t.dim() in (1, 2) and len(t) == count:
+                scores = t.reshape(count, -1)
+                return torch.cat([torch.zeros_like(scores), scores], 1) if scores.shape[1] == 1 else scores
+    return None
+
+
+class NetworkWatch:
+    """Notes the calls of a step that took images and gave scores, with forward hooks that change nothing.
+
+    It keeps references to what the step has anyway, until `clear`. Compiled modules are left alone: a hook would be
+    compiled, too.
+
+    Args:
+        model: what trains.
+
+    Attributes:
+        calls: of this step, the outermost last.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.calls: list[NetworkCall] = []
+        self.enabled = True
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+        self._seen, self._failed = WeakMethod(self._note), WeakMethod(self._ignore)
+
+    def attach(self) -> None:
+        """Put the hooks on."""
+        if self._handles:
+            return
+        compiled = tuple(f"{name}." if name else "" for name in compiled_layers(self._model))
+        apart = with_fast_path(self._model)
+        try:
+            for name, module in {"": self._model, **named_layers(self._model)}.items():
+                if not f"{name}.".startswith(compiled) and module not in apart:
+                    self._handles.append(on_forward(module, Hook(self._seen, self._failed, name), apart=False))
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Take the hooks off; the calls stay."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the hooks are on."""
+        return bool(self._handles)
+
+    def clear(self) -> None:
+        """Let go of the step."""
+        self.calls = []
+
+    def _note(self, _: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self.enabled or current_pass() is not None or current_backward() >= 0 or not torch.is_grad_enabled():
+            return
+        images = next((t for t in floating_tensors((args, kwargs)) if t.dim() >= 3), None)
+        scores = None if images is None else scores_in(output, len(images))
+        if scores is not None and len(self.calls) < _MOST_CALLS:
+            self.calls.append(NetworkCall(module, args, kwargs, scores.detach()))
+
+    def _ignore(self, name: str, error: Exception) -> None:
+        """A call that cannot be understood is no network."""
+
+
+def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: float) -> NetworkCall | None:
+    """Return the outermost call whose scores have this loss as their mean cross-entropy; None if there is none.
+
+    Args:
+        calls: of a training step, the outermost last.
+        labels: the class of each image.
+        loss: what training has computed for the step, without any scaling.
+    """
+    call: NetworkCall
+    for call in reversed(calls):
+        count, classes = call.scores.shape
+        if count != len(labels) or not all(0 <= label < classes for label in labels):
+            continue
+        targets = torch.tensor(labels, device=call.scores.device)
+        found = [F.cross_entropy(call.scores.float(), targets, label_smoothing=smoothing) for smoothing in SMOOTHINGS]
+        tolerance = (IN_HALF if call.scores.dtype in HALF else TOLERANCE) * max(1.0, abs(loss))
+        if any(abs(value - loss) <= tolerance for value in torch.stack(found).tolist()):
+            return call
+    return None

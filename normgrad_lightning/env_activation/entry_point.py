@@ -1,0 +1,37 @@
+"""The entry point of both Lightnings: every Trainer calls `callbacks`.
+
+So nothing heavy is imported here until the environment asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from normgrad_lightning.environment import SWITCH, switch, variable, variables
+
+if TYPE_CHECKING:
+    from normgrad_lightning.env_activation.environment_callback import EnvironmentCallback
+
+
+def callbacks() -> list[EnvironmentCallback]:
+    """The callback that the environment asks for, or none."""
+    call_optional_method = switch()
+    if call_optional_method:
+        try:
+            from normgrad_lightning.env_activation.environment_callback import EnvironmentCallback
+
+            return [EnvironmentCallback()]
+        except ValueError:  # a wrong flag
+            raise
+        except Exception as error:
+            _warn(f"NormGrad cannot be loaded, and training goes on without it: {type(error).__name__}: {error}")
+    if call_optional_method is None and variables():
+        names = ", ".join(map(variable, variables()))
+        _warn(f"{names}: ignored because {SWITCH} is not set. Set {SWITCH}=1 to see maps.")
+    return []
+
+
+def _warn(sentence: str) -> None:
+    from normgrad_lightning.step.messages import warn
+
+    warn(sentence)

@@ -1,0 +1,108 @@
+"""Hooks that cannot harm their host: they never raise, own nothing, and copy and pickle as nothing.
+
+They do nothing while code is compiled or traced: what they compute would become part of it and change its bits.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
+
+from normgrad_lightning.maths.tensor_subclasses import no_overrides
+
+
+class WeakMethod:
+    """A weak reference to a bound method. Copied with the method's object, it refers to the copy."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._object = weakref.ref(method.__self__)  # type: ignore[attr-defined]
+        self._name = method.__name__
+
+    def __call__(self) -> Callable[..., Any] | None:
+        """The method, if its object is alive."""
+        owner = self._object()
+        return None if owner is None else getattr(owner, self._name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeakMethod:
+        owner = self._object()
+        return WeakMethod(getattr(memo.get(id(owner), owner), self._name))
+
+
+class Hook:
+    """Calls a method with a layer's name, as long as the method's object is alive.
+
+    A deep copy or a pickle of the host (EMA, checkpoints of whole modules) carries an empty hook instead.
+
+    Args:
+        method: weak reference to a method that gets the name and what torch gives to a hook.
+        failed: weak reference to a method that gets the name and an exception of the other; the forward pass goes on.
+        name: the layer's.
+    """
+
+    def __init__(
+        self,
+        method: Callable[[], Callable[..., None] | None],
+        failed: Callable[[], Callable[[str, Exception], None] | None],
+        name: str,
+    ) -> None:
+        self._method = method
+        self._failed = failed
+        self._name = name
+
+    def __call__(self, layer: nn.Module, *args: Any) -> None:
+        """Pass the call on; returning None changes neither inputs nor outputs of the layer."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return
+        method = self._method()
+        if method is None:
+            return
+        try:
+            with unseen(), no_overrides():
+                method(self._name, layer, *args)
+        except Exception as error:
+            failed = self._failed()
+            if failed is not None:
+                failed(self._name, error)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
+        """What is copied instead: a callable that takes anything, does nothing, and loads without this package."""
+        return getattr, (nullcontext(), "__exit__")
+
+
+def on_forward(layer: nn.Module, hook: Hook, *, apart: bool) -> RemovableHandle:
+    """Call `hook` after each call of the layer; `apart`: without anything registered on the layer itself."""
+    if not apart:
+        return layer.register_forward_hook(hook, with_kwargs=True)
+    return register_module_forward_hook(_OneLayer(layer, hook))
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Inside, the user's dispatch modes see no operations: selective checkpointing would count them as the model's."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return nullcontext()
+    return _disable_current_modes()
+
+
+class _OneLayer:
+    """A hook on all modules that acts on one of them."""
+
+    def __init__(self, layer: nn.Module, hook: Hook) -> None:
+        self._layer = weakref.ref(layer)  # a recorder that is never detached must not keep it alive
+        self._hook = hook
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module is self._layer():
+            self._hook(module, args, {}, output)  # torch before 2.5 does not pass keywords to such hooks
+
+
+def current_backward() -> int:
+    """The number of the backward pass that is running; negative outside of any."""
+    return torch._C._current_graph_task_id()

@@ -1,0 +1,399 @@
+"""The Python state of a model: everything that code can change about it besides weights, and how to put it back.
+
+A training step may count calls, append to lists, update metrics, draw from its own random generator. After one of our
+passes all of this must be as it was, in place: other code may hold the same list.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from argparse import Namespace
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import _lru_cache_wrapper, lru_cache, partial
+from operator import is_
+from queue import Queue, SimpleQueue
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normgrad_lightning.layers.module_tree import all_modules
+from normgrad_lightning.maths.tensor_subclasses import no_overrides, overrides_functions
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OUR_PACKAGE = __name__.partition(".")[0]
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
+_PLAIN_CONTAINERS = frozenset({list, dict, set, tuple, frozenset, deque})
+_ATOMS = (str, bytes, bool, int, float, complex, type(None), type, torch.dtype, torch.device, torch.Size)
+_ATOM_TYPES = frozenset(_ATOMS)
+_CODE = (BuiltinFunctionType, ModuleType)
+_LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
+_LOGGING = {"tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "aim", "neptune", "clearml"}
+_LIVES_BY_ITSELF = {"torch"} | _LIGHTNING | _LOGGING
+_NOT_OF_USERS = sys.stdlib_module_names | _LIVES_BY_ITSELF
+_STATEFUL = (Namespace, Queue, threading.local, torch.quasirandom.SobolEngine, torch.optim.lr_scheduler.LRScheduler)
+_MAPPINGS = (dict, WeakKeyDictionary, WeakValueDictionary)
+_SETS = (set, WeakSet)
+_BUFFERS = (bytearray, array)
+_CONTAINERS = (list, tuple, frozenset, deque, *_MAPPINGS, *_SETS, *_BUFFERS)
+_FUNCTIONS = (FunctionType, MethodType, partial, staticmethod, classmethod, property, _lru_cache_wrapper)
+_CONSTANT = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__", "__static_attributes__"})
+
+_HELD_BY_CLASSES = (*_CONTAINERS, *_FUNCTIONS, Tensor, np.ndarray)
+
+Restore = Callable[[], object]
+"""Puts something back, if it is not as it was."""
+
+
+class PythonState:
+    """Everything that python code could change of a model, as it is now: what its modules, lists, meters, … hold."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules: list[nn.Module] = []
+        self.iterators: list[str] = []
+        registered = all_modules(model)
+        self.leaves: list[Tensor] = list(dict.fromkeys(t for m in registered for t in m.parameters(recurse=False)))
+        self._restores: list[Restore] = [_requires_grad(parameter) for parameter in self.leaves]
+        self._kept: dict[int, Any] = {}
+        self._waiting: list[Any] = [model]
+        scripted = [m for m in registered if isinstance(m, torch.jit.ScriptModule)]
+        self._scripted = [(m, name, t) for m in scripted for name, t in _tensors(m)]
+        self._restores += [partial(setattr, *place) for place in self._scripted]
+        self._registered = [m for m in registered if not isinstance(m, torch.jit.ScriptModule)]
+        self._with_stand_ins = set(map(id, self._registered))
+        while self._waiting:
+            self._keep(self._waiting.pop())
+
+    def swap(self, stand_ins: Mapping[int, Tensor]) -> None:
+        """Give the model's modules other tensors, by the identity of their own ones, until `restore`."""
+        for module in self._registered:
+            for kind in ("_parameters", "_buffers"):
+                vars(module)[kind] = {name: stand_ins.get(id(t), t) for name, t in vars(module)[kind].items()}
+            if isinstance(module, nn.RNNBase):  # they keep their weights in a list, too
+                vars(module)["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+        for module, name, t in self._scripted:
+            setattr(module, name, stand_ins[id(t)])
+
+    def restore(self) -> None:
+        """Put everything back that is not as it was, also if some of it cannot be."""
+        errors: list[BaseException] = []
+        for restore in self._restores:
+            try:
+                restore()
+            except BaseException as error:  # Ctrl-C must wait, too: half of the model would have a pass's weights
+                errors.append(error)
+        if errors:
+            raise next((error for error in errors if not isinstance(error, Exception)), errors[0])
+
+    def _keep(self, value: Any) -> None:
+        """Remember what `value` is, and look at what it holds later."""
+        kind = type(value)
+        if kind in _ATOM_TYPES or id(value) in self._kept or isinstance(value, _ATOMS):
+            return
+        self._kept[id(value)] = value
+        if kind is tuple:
+            self._waiting += value
+        elif isinstance(value, nn.Module):
+            self._keep_module(value)
+        elif isinstance(value, Tensor):
+            self._keep_tensor(value)
+        elif isinstance(value, np.ndarray):
+            if value.flags.writeable:
+                self._restores.append(_array(value, value.copy()))
+            self._waiting.extend(value.ravel() if value.dtype == object else ())
+        elif (generator := _generator(value)) is not None:
+            self._restores.append(generator)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._keep_groups(value)
+        elif isinstance(value, _FUNCTIONS):
+            self._keep_code(value)
+        elif isinstance(value, _CONTAINERS):
+            self._keep_container(value)
+            if kind not in _PLAIN_CONTAINERS:
+                self._keep_attributes(value)
+        elif hasattr(kind, "__next__") or isinstance(value, SimpleQueue):
+            self.iterators.append(kind.__name__)
+        elif _is_plain(kind):  # type: ignore[arg-type]
+            self._keep_class(kind)
+            self._keep_attributes(value)
+
+    def _keep_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's settings. Its state is as large as the weights; without gradients it does not change."""
+        self._restores += groups_of(optimizer)
+
+    def _keep_code(self, value: Any) -> None:
+        """What a function, a method or a property holds: attributes, defaults, a closure, a cache."""
+        if isinstance(value, MethodType):
+            self._waiting += [value.__self__, value.__func__]
+        elif isinstance(value, partial):
+            self._waiting += [value.func, value.args, value.keywords]
+        elif isinstance(value, property):
+            self._waiting += [value.fget, value.fset]
+        elif isinstance(value, staticmethod | classmethod):
+            self._waiting.append(value.__func__)
+        elif _is_of_users(value):
+            self._keep_function(value)
+
+    def _keep_function(self, function: Any) -> None:
+        self._waiting.append(vars(function))
+        if isinstance(function, _lru_cache_wrapper):
+            self._restores.append(_cache(function))
+            return
+        self._waiting += [function.__defaults__, function.__kwdefaults__]
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # it may be empty
+                before = cell.cell_contents
+                self._restores.append(partial(setattr, cell, "cell_contents", before))
+                self._waiting.append(before)
+
+    def _keep_class(self, kind: type) -> None:
+        """What the user's classes hold for all of their objects."""
+        for base in _classes_of_users(kind):
+            if id(base) not in self._kept:
+                self._kept[id(base)] = base
+                before = {name: value for name, value in vars(base).items() if name not in _CONSTANT}
+                self._restores.append(_class(base, before))
+                self._waiting += [value for value in before.values() if isinstance(value, _HELD_BY_CLASSES)]
+
+    def _keep_container(self, value: Any) -> None:
+        if isinstance(value, _MAPPINGS):
+            self._restores.append(_dict(value, list(value), list(value.values())))
+            self._waiting.extend(value.values())
+            return
+        if isinstance(value, _BUFFERS):
+            self._restores.append(_buffer(value, value[:]))
+            return
+        if isinstance(value, _SETS):
+            self._restores.append(_set(value, set(value)))
+        elif not isinstance(value, tuple | frozenset):
+            self._restores.append(_list(value, list(value)))
+        self._waiting.extend(value)
+
+    def _keep_module(self, module: nn.Module) -> None:
+        self.modules.append(module)
+        attributes = vars(module)
+        before = {name: value for name, value in attributes.items() if name not in _TORCH_ATTRIBUTES}
+        self._restores.append(_module(attributes, before))
+        self._keep_slots(module)
+        hooks = [hook for kind in HOOKS if (of_kind := attributes.get(kind)) for hook in of_kind.values()]
+        self._waiting += [hook for hook in hooks if not _is_ours(hook)]
+        self._keep_class(type(module))
+        swapped = {"_parameters", "_buffers", "_flat_weights"} if id(module) in self._with_stand_ins else ()
+        found = (value for name, value in before.items() if type(value) not in _ATOM_TYPES and name not in swapped)
+        self._waiting.extend(found)
+
+    def _keep_attributes(self, value: Any) -> None:
+        with suppress(TypeError):  # it may have none
+            self._waiting.append(vars(value))
+        self._keep_slots(value)
+
+    def _keep_slots(self, value: Any) -> None:
+        for slot in _slots(type(value)):  # type: ignore[arg-type]
+            try:
+                before = slot.__get__(value)
+            except AttributeError:
+                self._restores.append(_empty_slot(slot, value))
+            else:
+                self._restores.append(partial(slot.__set__, value, before))
+                self._waiting.append(before)
+
+    def _keep_tensor(self, value: Tensor) -> None:
+        with no_overrides():
+            if value.layout is not torch.strided or value.is_meta or value.is_inference():
+                return
+            self._restores.append(_tensor(value, value.detach(), value.detach().clone()))
+            if value.is_leaf:
+                self._restores.append(_requires_grad(value))
+                self.leaves.append(value)
+        if overrides_functions(value):
+            self._keep_attributes(value)
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> list[Restore]:
+    """Return what puts back the groups of an optimizer, and the settings and weights of each."""
+    groups = optimizer.param_groups
+    restores = [_list(groups, list(groups))]
+    for group in groups:
+        restores += [_dict(group, list(group), list(group.values())), _list(group["params"], list(group["params"]))]
+    return restores
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _requires_grad(leaf: Tensor) -> Restore:
+    asks = leaf.requires_grad
+
+    def restore() -> None:
+        with no_overrides():
+            if leaf.requires_grad is not asks:
+                leaf.requires_grad_(asks)
+
+    return restore
+
+
+def _tensor(tensor: Tensor, memory: Tensor, before: Tensor) -> Restore:
+    """Put back where a tensor keeps its values, and the values."""
+
+    def restore() -> None:
+        with no_overrides():
+            if tensor.data_ptr() != memory.data_ptr() or tensor.shape != before.shape:
+                tensor.data = memory
+            if not torch.equal(memory, before):
+                memory.data.copy_(before)
+
+    return restore
+
+
+def _array(array: Any, before: Any) -> Restore:
+    def restore() -> None:
+        same = array.dtype != object and np.array_equal(array, before)
+        if not same and array.flags.writeable:
+            array[...] = before
+
+    return restore
+
+
+def _module(attributes: dict[str, Any], before: dict[str, Any]) -> Restore:
+    """Put back the attributes of a module, but for those that torch keeps there for itself."""
+
+    def restore() -> None:
+        for name in attributes.keys() - before.keys() - _TORCH_ATTRIBUTES:
+            del attributes[name]
+        attributes.update(before)
+
+    return restore
+
+
+def _dict(mapping: Any, keys: list[Any], values: list[Any]) -> Restore:
+    def restore() -> None:
+        if not (_are(mapping, keys) and all(map(is_, mapping.values(), values))):
+            mapping.clear()
+            for key, value in zip(keys, values, strict=True):
+                mapping[key] = value  # not `update`: a Counter would count
+
+    return restore
+
+
+def _list(container: Any, before: list[Any]) -> Restore:
+    def restore() -> None:
+        if not _are(container, before):
+            container.clear()
+            container.extend(before)
+
+    return restore
+
+
+def _buffer(container: Any, before: Any) -> Restore:
+    def restore() -> None:
+        if container != before:
+            container[:] = before
+
+    return restore
+
+
+def _class(kind: type, before: dict[str, Any]) -> Restore:
+    """Put back the attributes of a class."""
+
+    def restore() -> None:
+        now = vars(kind)
+        for name in now.keys() - before.keys() - _CONSTANT:
+            delattr(kind, name)
+        for name, value in before.items():
+            if now.get(name) is not value or name not in now:
+                setattr(kind, name, value)
+
+    return restore
+
+
+def _cache(function: Any) -> Restore:
+    """Empty the cache of a function if it has grown: it may hold stand-in weights, and nothing can be taken out."""
+    before = function.cache_info().misses
+
+    def restore() -> None:
+        if function.cache_info().misses != before:
+            function.cache_clear()
+
+    return restore
+
+
+def _set(container: Any, before: set[Any]) -> Restore:
+    def restore() -> None:
+        if container != before:
+            container.clear()
+            container.update(before)
+
+    return restore
+
+
+def _empty_slot(slot: Any, value: Any) -> Restore:
+    def restore() -> None:
+        with suppress(AttributeError):
+            slot.__delete__(value)
+
+    return restore
+
+
+def _generator(value: Any) -> Restore | None:
+    """Put back the state of a random generator; None if it is none, or has no state."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    return None
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", type(hook).__module__)).startswith(f"{_OUR_PACKAGE}.")
+
+
+def _is_of_users(code: Any) -> bool:
+    """Whether a class or a function is of the user's code, or of a library that is not known to keep its own state."""
+    return str(code.__module__).partition(".")[0] not in _NOT_OF_USERS
+
+
+@lru_cache(maxsize=1024)
+def _classes_of_users(kind: type) -> list[type]:
+    return [base for base in kind.__mro__ if _is_of_users(base)]
+
+
+@lru_cache(maxsize=1024)
+def _is_plain(kind: type) -> bool:
+    """Whether objects of this class are part of the model's state: no Trainer, data set, logger, thread or code."""
+    if issubclass(kind, _CODE):
+        return False
+    if issubclass(kind, _STATEFUL):
+        return True
+    homes = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    if homes[0] in sys.stdlib_module_names - {"collections"} and kind is not SimpleNamespace:
+        return False
+    return not _LIVES_BY_ITSELF.intersection(homes)
+
+
+@lru_cache(maxsize=1024)
+def _slots(kind: type) -> list[Any]:
+    """Where objects of this class keep what their `__slots__` name."""
+    members = [member for base in kind.__mro__ if "__slots__" in vars(base) for member in vars(base).values()]
+    return [member for member in members if isinstance(member, MemberDescriptorType) and _is_plain_or_module(kind)]
+
+
+def _is_plain_or_module(kind: type) -> bool:
+    return issubclass(kind, nn.Module) or _is_plain(kind)  # type: ignore[arg-type]
+
+
+def _are(values: Any, others: list[Any]) -> bool:
+    """Whether both hold the very same objects in the same order."""
+    return len(values) == len(others) and all(map(is_, values, others))

@@ -1,0 +1,182 @@
+"""A second look at order-1 passes that gave no maps: on other statistics of BatchNorm, or on the whole batch.
+
+Passes on single images in eval mode see less than training does. Where their loss is not finite or an image gets no
+gradient, the reason may be that BatchNorm has no statistics yet, or that the loss compares images with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normgrad_lightning.isolated.inner_step import InnerStepPasses
+from normgrad_lightning.isolated.interrupts import failures_dropped, is_out_of_memory
+from normgrad_lightning.isolated.one_pass import NotFinite, NothingToRead
+from normgrad_lightning.isolated.pairs import LayerMaps
+
+
+class NeedsBatch(ValueError):
+    """A loss that single images have none of."""
+
+    def __init__(self, alone: str, together: str) -> None:
+        super().__init__(
+            f"`per_image`: expected a loss of single images, but that of an image alone {alone}, and that of the whole "
+            f"batch {together}. Losses that compare images with each other need the batch. Set `per_image=False`, "
+            "which takes it as it is."
+        )
+
+
+class WithoutStatistics(NotFinite):
+    """A loss or a gradient that is not finite, in a model whose BatchNorm has no statistics."""
+
+
+class Seen(NamedTuple):
+    """What passes give.
+
+    Attributes:
+        maps: by kind.
+        images: that they are of; None if none was recognised.
+        nothing_to_learn: whether some images have a loss without any gradient, before an inner step.
+    """
+
+    maps: dict[str, LayerMaps]
+    images: Tensor | None
+    nothing_to_learn: bool = False
+
+
+class WholeBatch(NamedTuple):
+    """A batch that training takes as a whole, and what the passes take of it.
+
+    Attributes:
+        batch: the batch.
+        places: which of its images the passes take, one by one; None: the batch as it is.
+        explains_errors: whether to look at the batch also if the loss of an image raises.
+        steady: whether BatchNorm layers that have hardly any statistics always take those of the batch, not only where
+            the passes give nothing: for maps that are compared from event to event.
+    """
+
+    batch: Any
+    places: Sequence[int] | None
+    explains_errors: bool = False
+    steady: bool = False
+
+
+class Retry:
+    """Runs order-1 passes, and once more or on the whole batch if they give nothing.
+
+    Args:
+        passes: runs the passes.
+        run: returns the maps of some batches.
+        batches: what the passes take.
+        whole: where that comes from.
+    """
+
+    def __init__(
+        self, passes: InnerStepPasses, run: Callable[[Sequence[Any]], Seen], batches: Sequence[Any], whole: WholeBatch
+    ) -> None:
+        self._passes = passes
+        self._run = run
+        self._batches = batches
+        self._whole = whole
+
+    def maps(self) -> Seen:
+        """What the passes give; where that is nothing, what they give with the batch's own statistics for BatchNorm.
+
+        Raises:
+            NeedsBatch: only the whole batch has maps.
+        """
+        updates = self._passes.batchnorm_warmup
+        if self._whole.steady and updates is not None and self._passes.use_statistics_of(self._whole.batch):
+            updates = None
+        seen, problem = self._attempt(self._batches)
+        seen = seen or self._without_ignored()
+        if seen is not None and (seen.nothing_to_learn or not any(_are_dark(seen))):
+            return seen
+        if updates is not None and self._passes.use_statistics_of(self._whole.batch):
+            seen, problem = self._attempt(self._batches)
+            updates = None
+        if seen is None:
+            if self._needs_batch(any):
+                raise NeedsBatch("is not finite", "is")
+            raise _without_statistics(problem) if updates == 0 else NotFinite(problem)
+        if all(_are_dark(seen)) and self._needs_batch(all):
+            raise NeedsBatch("has no gradient", "has one")
+        return seen._replace(nothing_to_learn=self._is_learned(seen))
+
+    def _without_ignored(self) -> Seen | None:
+        """Return maps of zeros for images without a gradient in the batch, and those of the others; None if in vain.
+
+        The loss of such an image alone may be a mean over nothing: its labels are ignored.
+        """
+        whole, count = self._whole, len(self._batches)
+        if whole.places is None or count < 2:
+            return None
+        with failures_dropped():
+            maps = [m[list(whole.places)] for m in self._passes.order0(whole.batch).values()]
+            images = None if self._passes.images is None else self._passes.images[list(whole.places)]
+            counts = torch.stack([m.flatten(1).any(1).cpu() for m in maps]).any(0)  # not a number counts
+            others = counts.nonzero().flatten().tolist()
+            if 0 < len(others) < count:
+                seen, _ = self._attempt([self._batches[i] for i in others])
+                if seen is not None:
+                    of_all = {
+                        kind: {name: _spread(m, others, count) for name, m in of.items()}
+                        for kind, of in seen.maps.items()
+                    }
+                    return Seen(of_all, images, nothing_to_learn=True)
+        return None
+
+    def _is_learned(self, seen: Seen) -> bool:
+        """Whether the first image whose maps are zero had no gradient even before an inner step."""
+        dark = [i % len(self._batches) for i, is_dark in enumerate(_are_dark(seen)) if is_dark]
+        return self._whole.places is not None and bool(dark) and not self._has_maps(self._batches[dark[0]], [0])
+
+    def _attempt(self, batches: Sequence[Any]) -> tuple[Seen | None, str]:
+        """What the passes give, or None and what is not finite."""
+        try:
+            return self._run(batches), ""
+        except NotFinite as error:
+            return None, str(error)
+        except NothingToRead:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error) or not self._whole.explains_errors or not self._needs_batch(any):
+                raise
+            raise NeedsBatch(f"fails with {type(error).__name__} ({error})", "does not") from error
+
+    def _needs_batch(self, which: Callable[[Iterable[bool]], bool]) -> bool:
+        """Whether any or all images have no order-0 map alone, before any inner step, but have one in the batch."""
+        whole = self._whole
+        if whole.places is None or not self._has_maps(whole.batch, whole.places):
+            return False
+        return which(not self._has_maps(image, [0]) for image in self._batches)
+
+    def _has_maps(self, batch: Any, places: Sequence[int]) -> bool:
+        with failures_dropped():
+            maps = [m[list(places)] for m in self._passes.order0(batch).values()]
+            return all(m.isfinite().all() for m in maps) and any(m.any() for m in maps)
+        return False
+
+
+def _without_statistics(problem: str) -> WithoutStatistics:
+    return WithoutStatistics(
+        f"{problem} BatchNorm's statistics have not been updated yet (`num_batches_tracked` is 0): in eval mode it "
+        "normalises nothing, and features may grow without limit. Train for some steps first."
+    )
+
+
+def _spread(m: Tensor, rows: Sequence[int], count: int) -> Tensor:
+    """Return a tensor of `count` rows: these, and zeros elsewhere."""
+    whole = m.new_zeros(count, *m.shape[1:])
+    whole[list(rows)] = m
+    return whole
+
+
+def _are_dark(seen: Seen) -> Iterable[bool]:
+    """For each kind and image, whether its map is zero at all layers."""
+    for of_layers in seen.maps.values():
+        nonzero = [m.flatten(1).any(1).cpu() for m in of_layers.values()]
+        yield from (torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else ())

@@ -1,0 +1,1 @@
+"""What layers are called, and how their tensors are read as channels on a grid."""

@@ -1,0 +1,95 @@
+"""Tensors nested in tuples, lists, dicts and dataclasses, as in batches and in what layers take and give."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normgrad_lightning.maths.tensor_subclasses import no_overrides, of_type, overrides_functions
+
+
+class Part(NamedTuple):
+    """A part of a container: its key, place or field, and its value."""
+
+    name: str
+    value: Any
+
+
+def parts(nested: Any) -> list[Part]:
+    """The parts of a container; none for anything else."""
+    if isinstance(nested, Mapping):
+        return [Part(str(key), value) for key, value in nested.items()]
+    if isinstance(nested, list | tuple) and not isinstance(nested, torch.Size):
+        return [Part(str(place), value) for place, value in enumerate(nested)]
+    if is_dataclass(nested) and not isinstance(nested, type):
+        return [Part(field.name, getattr(nested, field.name)) for field in fields(nested)]
+    return []
+
+
+def rebuilt(nested: Any, values: list[Any]) -> Any:
+    """A container of the same kind with other values, one for each of its `parts`; anything else unchanged."""
+    if isinstance(nested, Mapping):
+        return _rebuilt_mapping(nested, dict(zip(nested, values, strict=True)))
+    if isinstance(nested, torch.Size):
+        return nested
+    if isinstance(nested, list | tuple):
+        return type(nested)(*values) if hasattr(nested, "_fields") else type(nested)(values)
+    if is_dataclass(nested) and not isinstance(nested, type):
+        anew = copy(nested)  # not `replace`, which would run `__post_init__` again
+        for field, value in zip(fields(nested), values, strict=True):
+            object.__setattr__(anew, field.name, value)
+        return anew
+    return nested
+
+
+def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
+    """A copy of the containers, with `function` of each tensor inside; tensors of a subclass keep their type."""
+    if isinstance(nested, Tensor):
+        return _of_its_type(function, nested) if overrides_functions(nested) else function(nested)
+    return rebuilt(nested, [map_tensors(function, part.value) for part in parts(nested)])
+
+
+def _of_its_type(function: Callable[[Tensor], Any], t: Tensor) -> Any:
+    with no_overrides():
+        result = function(t)
+    return of_type(result, t) if isinstance(result, Tensor) and type(result) is not type(t) else result
+
+
+def first_tensor(nested: object) -> Tensor | None:
+    """The first floating-point tensor inside, depth first."""
+    return next(floating_tensors(nested), None)
+
+
+def floating_tensors(nested: object) -> Iterator[Tensor]:
+    """The floating-point tensors inside, depth first."""
+    # Not through `parts`: this runs in every hook, and lists of parts take time.
+    if isinstance(nested, Tensor):
+        if nested.is_floating_point():
+            yield nested
+    elif isinstance(nested, Mapping):
+        for value in nested.values():
+            yield from floating_tensors(value)
+    elif isinstance(nested, list | tuple):
+        for value in nested:
+            yield from floating_tensors(value)
+    elif is_dataclass(nested) and not isinstance(nested, type):
+        for field in fields(nested):
+            yield from floating_tensors(getattr(nested, field.name))
+
+
+def _rebuilt_mapping(nested: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    if isinstance(nested, dict | UserDict):
+        anew = copy(nested)
+        for key, value in values.items():
+            anew[key] = value  # not `update`: a Counter would count
+        return anew
+    try:
+        return type(nested)(values)  # type: ignore[call-arg]
+    except TypeError:
+        return values

@@ -1,0 +1,474 @@
+"""One `fit`: which of its steps are read, what is seen of them, and when that is shown.
+
+Nothing waits for what was seen: it is shown at the end of the next training step, when it has long arrived.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from normgrad_lightning.maps import MapSet
+from normgrad_lightning.page import Page
+from normgrad_lightning.run_state import RunState
+from normgrad_lightning.settings import Settings
+from normgrad_lightning.step.budget import EVENT, READING
+from normgrad_lightning.step.check import StepCheck
+from normgrad_lightning.step.context import Seen, StepContext, seen_by
+from normgrad_lightning.step.image_choice import cut
+from normgrad_lightning.step.labels import check_classes, classes_of, labels_of, labels_on_device
+from normgrad_lightning.step.live import StepReader
+from normgrad_lightning.step.loss import TrainingLoss
+from normgrad_lightning.step.masks import masks_of
+from normgrad_lightning.step.messages import Messenger
+from normgrad_lightning.step.normalisation import Normalisation, normalisation_of
+from normgrad_lightning.step.order1 import about_order1, order1_of_batch
+from normgrad_lightning.step.probe import about_probe, probe_order0, probe_order1
+from normgrad_lightning.step.reader import Read
+from normgrad_lightning.step.schedule import is_last_step
+from normgrad_lightning.step.sets_on_the_way import SetsOnTheWay
+from normgrad_lightning.views.pooled_batch import pooled
+from normgrad_lightning.views.style import Style
+from normgrad_lightning.writers.outputs import Outputs, places_of
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+_LONG_ENOUGH = 30.0
+_TOO_MUCH = 0.1
+"""Seconds of training, and the part of it, from which on the user is warned of the cost."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was seen of a step, to be shown one step later.
+
+    Attributes:
+        step: `trainer.global_step` when its batch began.
+        settings: all flags, as they were then.
+        is_event: whether its maps are shown.
+        sets: the maps of the images that are shown, those of the step itself first; none if the step was only read.
+        batch: order-0 maps of the whole batch on coarse grids, for the views that collect; at most one set.
+        skipped: how many kinds of maps are missing because a gradient was not finite.
+        about: sentences on what is read.
+    """
+
+    step: int
+    settings: Settings
+    is_event: bool
+    sets: SetsOnTheWay
+    batch: SetsOnTheWay
+    skipped: int
+    about: Sequence[str]
+
+
+@dataclass
+class OpenStep:
+    """A step that is being read: what passes have seen, and whether training ran a backward pass."""
+
+    context: StepContext
+    is_last: bool
+    probe: Sequence[Seen] = ()
+    order1: Seen | None = None
+    saw_backward: bool = False
+
+
+class Session:
+    """One `fit`. On other ranks than 0 it reads nothing.
+
+    Args:
+        trainer: runs it.
+        state: what outlives it.
+        messenger: for warnings.
+        outputs: where pages go.
+        group: what all tags begin with.
+    """
+
+    def __init__(self, trainer: Trainer, state: RunState, messenger: Messenger, outputs: Outputs, group: str) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._state = state
+        self._messenger = messenger
+        self._outputs = outputs
+        self._group = group
+        self._reader: StepReader | None = None
+        self._classes: Sequence[str] | None = None
+        self._normalisation: Normalisation | None = None
+        self._fits = False
+        self._open: OpenStep | None = None
+        self._pending: Record | None = None
+        self._check: StepCheck | None = None
+        self._last_step = 0
+
+    def is_of(self, trainer: Trainer) -> bool:
+        """Return whether this is the session of a Trainer."""
+        return self._trainer() is trainer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its Trainer is in the middle of a run."""
+        trainer = self._trainer()
+        return trainer is not None and trainer.state.status.value == "running"
+
+    def find_layers(self, trainer: Trainer, module: LightningModule, settings: Settings) -> None:
+        """Check on every rank that the layers exist; read them on rank 0.
+
+        Raises:
+            ValueError: layers that the model does not have, or that cannot be read.
+        """
+        with self._messenger.guard("looking at the model", reraise=(ValueError,)):
+            reader = StepReader(trainer, module, settings, self._messenger)
+            if reader.can_read and trainer.is_global_zero:
+                self._reader = reader
+                self._check = StepCheck(trainer, module, self._state.check, self._messenger)
+
+    def find_classes(self, trainer: Trainer, module: LightningModule, settings: Settings) -> None:
+        """Find out what the classes are called, and what the images were normalised with.
+
+        Raises:
+            ValueError: names that do not fit the data or the model.
+        """
+        given = settings.images.classes
+        with self._messenger.guard("looking for the names of classes", reraise=(ValueError,)):
+            if given is not None:
+                check_classes(given, trainer.train_dataloader, module)
+            self._classes = given or classes_of(trainer.train_dataloader)
+        with self._messenger.guard("looking for the normalisation of the images"):
+            self._normalisation = normalisation_of(trainer.train_dataloader)
+
+    def see_validation(self, module: LightningModule, batch: Any, settings: Settings) -> None:
+        """Let the probe take its images, if it wants them from validation."""
+        if self._reader is not None:
+            self._state.probe_images.offer("val", module, batch, settings)
+
+    def begin_batch(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, settings: Settings
+    ) -> None:
+        """Begin to read the step if that is due: run passes, then put hooks on for the step itself."""
+        if self._reader is None:
+            return
+        self._state.budget.begin_step()
+        self._last_step = step = trainer.global_step
+        when, schedule = settings.schedule, self._state.schedule
+        between_readings, between_events = self._intervals(trainer, settings)
+        is_last = is_last_step(trainer, batch_idx)
+        is_event = schedule.is_due(step, when, between_events, is_last=is_last)
+        with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
+        may_read = self._collects(settings) and self._reader.is_free
+        if is_event or (may_read and schedule.reading_is_due(step, between_readings)):
+            self._messenger.on_error = settings.general.on_error
+            context = StepContext(
+                step,
+                module,
+                batch,
+                TrainingLoss(trainer, module, batch_idx),
+                settings,
+                is_event,
+                with_order1,
+                self._labels(module, batch, is_event=is_event),
+                self._classes,
+                self._group,
+                self._masks(module, batch, settings),
+            )
+            with self._messenger.guard("beginning to read a step"):
+                self._begin(context, self._reader, is_last=is_last)
+        self._state.budget.begin_training()
+
+    def _intervals(self, trainer: Trainer, settings: Settings) -> tuple[int, int]:
+        """Return the steps between readings and between events: those that the user has set, else what time allows."""
+        when, budget = settings.schedule, self._state.budget
+        allowed, events = budget.intervals(when.budget, when.every_n_steps)
+        readings = when.read_every_n_steps or allowed
+        wanted = when.read_every_n_steps or READING, when.every_n_steps or EVENT
+        if when.budget is not None and (readings, events) != wanted:
+            later = " and, after the first 500 steps," if when.every_n_steps is None else " and"
+            share = f"{100 * when.budget:g} % of the training time (`budget={when.budget:g}`)"
+            self._messenger.announce(
+                trainer,
+                f"NormGrad keeps to {share}: it reads every {readings} steps{later} shows maps every {events}.",
+                cause="budget",
+            )
+        return readings, events
+
+    def after_backward(self) -> None:
+        """Note a backward pass of training."""
+        if self._open is not None and self._reader is not None:
+            self._open.saw_backward = True
+            self._reader.after_backward(self._open.context)
+
+    def end_batch(self, outputs: Any = None) -> None:
+        """Show what is pending, and take what was seen of this step, which is shown at the end of the next one.
+
+        Args:
+            outputs: what Lightning gives to `on_train_batch_end`.
+        """
+        step, reader, budget = self._open, self._reader, self._state.budget
+        if reader is None:
+            return
+        budget.end_training()
+        self.finish()
+        budget.end_showing()
+        if step is not None:
+            read = self._stop(reader)
+            try:
+                self._pending = self._record(step, read, reader, outputs)
+            finally:
+                _forget(read)
+        budget.end_step(None if step is None else "event" if step.context.is_event else "reading")
+        self._warn_of_cost()
+
+    def _warn_of_cost(self) -> None:
+        """Warn if steps that the user has asked for take a tenth of the time or more."""
+        budget = self._state.budget
+        if budget.seconds > _LONG_ENOUGH and budget.share > _TOO_MUCH:
+            self._messenger.warn_once(
+                f"NormGrad takes {100 * budget.share:.0f} % of the training time, as its flags ask for. A larger "
+                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or no `probe` make it cheaper.",
+                cause="cost",
+            )
+
+    def end_training(self, trainer: Trainer, settings: Settings) -> None:
+        """Show what is pending, warn if there was nothing to show in any step, and write what comes at the end."""
+        self.finish()
+        self._state.budget.stop()
+        if self._reader is not None:
+            self._reader.conclude()
+            self._state.probe_images.conclude(settings)
+        self.conclude(trainer, settings)
+
+    def conclude(self, trainer: Trainer, settings: Settings) -> None:
+        """Say what the check has measured, and write what comes at the end of training, or where it breaks off."""
+        if self._check is not None:
+            with self._messenger.guard("concluding the check"):
+                self._check.conclude()
+        self._write_last_pages(trainer, settings)
+        if "tab" in settings.views.chosen:
+            self._outputs.write_report(trainer)
+
+    def _write_last_pages(self, trainer: Trainer, settings: Settings) -> None:
+        """Write what views have for the end."""
+        if not self._outputs.writers:
+            return
+        style = self._style(settings)
+        pages = self._state.views.last_pages(style, settings.views, self._messenger.guard)
+        for page in [*pages, *self._check_pages(self._last_step, style)]:
+            written = self._outputs.write([page])
+            films = ", ".join(f"{tag}.webp" for tag in page.films)
+            if written and films:
+                places = places_of(written)
+                self._messenger.announce(trainer, f"NormGrad wrote a film of the probe, {films}, to {places}.")
+
+    def _check_pages(self, step: int, style: Style) -> list[Page]:
+        """Return a page of what the check has measured, if that is new."""
+        with self._messenger.guard("drawing the check"):
+            page = None if self._check is None else self._check.page(step, style, self._group, self._classes)
+            return [] if page is None else [page]
+        return []
+
+    def finish(self) -> None:
+        """Show what is pending."""
+        record, self._pending = self._pending, None
+        if record is not None:
+            self._show(record)
+
+    def drop(self) -> None:
+        """End the step without a look at it, if one is being read."""
+        if self._check is not None:
+            self._check.drop()
+        if self._open is not None and self._reader is not None:
+            _forget(self._stop(self._reader))
+
+    def _collects(self, settings: Settings) -> bool:
+        """Return whether a view that somebody will see needs the maps of whole batches."""
+        return bool(self._outputs.writers) and settings.views.collects
+
+    def _style(self, settings: Settings, one: MapSet | None = None) -> Style:
+        """Return how pictures look: in true colours, if the normalisation was found and fits the images."""
+        style, found = settings.style, self._normalisation
+        if one is not None and one.images is not None and found is not None:
+            self._fits = len(found[0]) in (1, one.images.shape[1])
+        if found is None or not self._fits or not (style.mean is None and style.std is None):
+            return style
+        return replace(style, mean=found[0], std=found[1])
+
+    def _labels(self, module: LightningModule, batch: Any, *, is_event: bool) -> Sequence[int] | None:
+        """Return the labels; those of a step that is only read are not needed before its maps are."""
+        with self._messenger.guard("finding the labels of a batch"):
+            return labels_of(module, batch) if is_event else labels_on_device(module, batch)
+        return None
+
+    def _masks(self, module: LightningModule, batch: Any, settings: Settings) -> Tensor | None:
+        if settings.views.collects:
+            with self._messenger.guard("finding the masks of a batch"):
+                return masks_of(module, batch)
+        return None
+
+    def _begin(self, context: StepContext, reader: StepReader, *, is_last: bool) -> None:
+        reader.renew(context.settings)
+        self._open = step = OpenStep(context, is_last=is_last)
+        if context.is_event:
+            step.probe = self._probe(context, reader.layers)
+            step.order1 = self._order1(context, reader.layers) if context.with_order1 else None
+        reader.begin(context)
+        if self._check is not None:
+            with self._messenger.guard("beginning the check"):
+                self._check.begin(context)
+
+    def _probe(self, context: StepContext, layers: Sequence[str]) -> list[Seen]:
+        """Run the passes on the probe, if there is one."""
+        images = self._state.probe_images
+        if context.settings.images.probe is None:
+            return []
+        images.offer("train", context.module, context.batch, context.settings)
+        doing = "running a pass on the probe (its batch must be one that the training loss takes)"
+        order0 = self._seen(doing, partial(probe_order0, context, layers, images))
+        if order0 is None or not order0.sets or not context.with_order1:
+            return [] if order0 is None else [order0]
+        same = list(order0.sets[0].maps)
+        order1 = self._seen("running the order-1 passes on the probe", partial(probe_order1, context, same, images))
+        return [order0] if order1 is None else [order0, order1]
+
+    def _order1(self, context: StepContext, layers: Sequence[str]) -> Seen | None:
+        on_what = " on single images" if context.settings.order1.per_image else ""
+        passes = partial(order1_of_batch, context, layers, self._state.choice, self._messenger)
+        return self._seen(f"running the order-1 passes{on_what}", passes)
+
+    def _seen(self, doing: str, passes: Callable[[], Seen]) -> Seen | None:
+        """Return what passes have seen; None, and a warning, if they have failed."""
+        with self._messenger.guard(doing):
+            return seen_by(passes)
+        return None
+
+    def _stop(self, reader: StepReader) -> Read:
+        read = Read()
+        with self._messenger.guard("taking the hooks off"):
+            read = reader.end()
+        self._open = None  # not before: Ctrl-C may have left hooks
+        return read
+
+    def _record(self, step: OpenStep, read: Read, reader: StepReader, outputs: Any) -> Record:
+        """Return what was seen of a step, as copies that training does not touch."""
+        context, guard = step.context, self._messenger.guard
+        trained = step.saw_backward or (read.recorder is not None and read.recorder.has_gradients)
+        reader.note(trained=trained)
+        has_order1 = step.order1 is not None and bool(step.order1.sets)
+        self._state.schedule.note(context, trained=trained, has_order1=has_order1)
+        live = Seen()
+        with guard("reading the maps"):
+            live = reader.seen(read, context, saw_backward=step.saw_backward, trained=trained)
+        if self._check is not None:
+            with guard("doing the check"):
+                self._check.end(context, live.sets, outputs, trained=trained, is_last=step.is_last)
+        batch, sets, skipped, about = list[MapSet](), list[MapSet](), 0, list[str]()
+        if trained and live.sets and self._collects(context.settings):
+            with guard("collecting from a batch"):
+                batch = [pooled(live.sets[0])]
+        if context.is_event:
+            about = [reader.about(context.settings), about_order1(context.settings), about_probe(context.settings)]
+            of_passes = [one for one in (step.order1, *(step.probe if trained else ())) if one is not None]
+            skipped = sum(one.skipped for one in (*of_passes, *(() if trained else step.probe)))
+            self._excuse([live, *of_passes], is_failure=trained and (bool(live.sets) or read.recorder is None))
+            with guard("reading the maps"):
+                sets = [_numbered(one, reader.layers) for one in self._shown(context, live, step.order1, of_passes)]
+        on_the_way = SetsOnTheWay(sets), SetsOnTheWay(batch)
+        return Record(context.step, context.settings, context.is_event, *on_the_way, skipped, about)
+
+    def _shown(self, context: StepContext, live: Seen, order1: Seen | None, of_passes: Sequence[Seen]) -> list[MapSet]:
+        """Return the sets of the images that are shown: those that a pass before has chosen, or are chosen now."""
+        indices = None if order1 is None or not order1.is_of_single_images else order1.indices
+        if indices is None:
+            indices = self._chosen(context, live.sets)
+        sets = [cut(one, indices) for one in live.sets]
+        for seen in of_passes:
+            is_whole_batch = seen is order1 and seen.indices is None
+            sets += [cut(one, indices) if is_whole_batch else one for one in seen.sets]
+        return sets
+
+    def _chosen(self, context: StepContext, live: Sequence[MapSet]) -> Sequence[int]:
+        """Choose the images to show of a batch."""
+        which = context.settings.images
+        if not live:
+            return range(which.num_images)
+        first = live[0]
+        count = min(len(t) for t in (*first.maps.values(), *first.images_of.values()) if t is not None)
+        sums = {layer: of_images.cpu() for layer, of_images in first.sums.items()} if which.by_signal else {}
+        return self._state.choice.indices(which, sums, count, first.labels)
+
+    def _excuse(self, all_seen: Sequence[Seen], *, is_failure: bool) -> None:
+        """Warn of passes without maps; if the step itself could not be read either, there was a warning of that."""
+        for seen in reversed(all_seen):
+            if seen.excuse is not None and is_failure:
+                with self._messenger.guard("running a pass of its own"):
+                    raise seen.excuse
+                return
+
+    def _show(self, record: Record) -> None:
+        """Keep the maps of a step, draw its pages, and give these to every writer."""
+        settings, messenger, views = record.settings, self._messenger, self._state.views
+        with messenger.guard("collecting from a batch"):
+            for batch in record.batch.arrived():
+                views.add(batch, self._style(settings, batch), settings.views, messenger.guard)
+        if not record.is_event:
+            return
+        sets = record.sets.arrived()
+        live = [one for one in sets if one.largest]
+        is_finite = all(bool(value.isfinite()) for one in live for value in one.largest.values())
+        sets = [one for one in sets if is_finite or not one.largest]
+        skipped = record.skipped + (not is_finite)
+        self._state.keep_maps(sets, skipped)
+        if skipped:
+            messenger.warn_once(
+                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
+                "`callback.skipped` counts them."
+            )
+        _warn_of_zeros(live[:1], messenger)
+        trainer = self._trainer()
+        if sets and trainer is not None:
+            with messenger.guard("showing the maps"):
+                self._write(trainer, record, sets)
+
+    def _write(self, trainer: Trainer, record: Record, sets: Sequence[MapSet]) -> None:
+        settings, writers = record.settings, self._outputs.writers
+        if not writers:
+            self._outputs.announce(trainer, (), record.about)
+            return
+        style = self._style(settings, sets[0])
+        pages = self._state.views.pages(sets, style, settings.views, self._messenger.guard)
+        pages += self._check_pages(record.step, style)
+        if pages and "curves" in settings.views.chosen:
+            pages.append(Page(record.step, scalars={f"{self._group}/cost": self._state.budget.share}))
+        all_come_later = not pages and settings.views.views is not None
+        written = writers if all_come_later else self._outputs.write(pages)
+        self._outputs.announce(trainer, written, record.about)
+
+
+def _forget(read: Read) -> None:
+    """Keep nothing of a step."""
+    if read.recorder is not None:
+        read.recorder.clear()
+
+
+def _numbered(one: MapSet, layers: Sequence[str]) -> MapSet:
+    """Return the set with its layers in the order that the step has shown: a layer has one number in all tags."""
+    return replace(one, layers=list(dict.fromkeys([*layers, *one.layers])))
+
+
+def _warn_of_zeros(sets: Sequence[MapSet], messenger: Messenger) -> None:
+    """Warn once of each layer whose map is zero everywhere."""
+    largest = [(layer, value) for one in sets for layer, value in one.largest.items()]
+    if len(largest) > 1 and not any(value for _, value in largest):
+        messenger.warn_once(
+            "NormGrad: the maps of all layers are zero everywhere: the loss has no gradient, as when it is zero. At "
+            "the first step this happens if the head's weights start at zero."
+        )
+        return
+    for name in [layer for layer, value in largest if value == 0]:
+        messenger.warn_once(
+            f"NormGrad: the map of {name!r} is zero everywhere: no gradient reaches its locations. At the first "
+            "step this happens if the head's weights start at zero. If it continues, the head reads only a class "
+            "token: choose an earlier layer."
+        )

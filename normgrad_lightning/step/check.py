@@ -1,0 +1,201 @@
+"""The check in a `fit`: finds the network while a step is read, and does a piece of the check when the step is over."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from normgrad_lightning.check.card import check_page
+from normgrad_lightning.check.network import NetworkCall, NetworkWatch, recognised
+from normgrad_lightning.check.passes import CannotCheck, Pool, loss_pool, network_pool
+from normgrad_lightning.check.rounds import Check
+from normgrad_lightning.check.rule import rests, sentence
+from normgrad_lightning.isolated.batches import batch_size
+from normgrad_lightning.isolated.sandbox import NoCollectives
+from normgrad_lightning.maps import MapSet
+from normgrad_lightning.page import Page
+from normgrad_lightning.step.context import StepContext
+from normgrad_lightning.step.labels import listed
+from normgrad_lightning.step.loss import is_sharded
+from normgrad_lightning.step.messages import Messenger
+from normgrad_lightning.step.quiet import silenced
+from normgrad_lightning.views.style import Style
+from normgrad_lightning.views.tag_namer import TagNamer
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+MOST_IMAGES = 64
+"""Of a batch that the check looks at."""
+
+_AT_ONCE = 8  # images of a piece that asks the training loss, each alone
+_TRIES = 5  # steps in which no network was recognised, before it stops looking for one
+_NEAR_END = 0.2  # of all steps: then one more round begins
+
+
+class StepCheck:
+    """Does the check, step by step.
+
+    By default it runs the network alone, where that is recognised, and nothing at all elsewhere: `training_step` never
+    runs twice. With `check=True` it asks the training loss elsewhere.
+
+    Args:
+        trainer: runs the training.
+        module: what trains.
+        check: what was measured; it outlives the `fit`.
+        messenger: for the sentence, and for warnings.
+    """
+
+    def __init__(self, trainer: Trainer, module: LightningModule, check: Check, messenger: Messenger) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._watch = NetworkWatch(module)
+        self._check, self._messenger = check, messenger
+        self._misses = 0
+        # Statistics that all processes share cannot be computed in one of them.
+        shares = any(isinstance(part, nn.SyncBatchNorm) for part in module.modules())
+        self._has_given_up = is_sharded(trainer) or (shares and trainer.world_size > 1)
+        self._began_last_round = False
+        self._told: set[int] = set()
+        self._shown: list[tuple[int, int, int]] = []
+
+    def begin(self, context: StepContext) -> None:
+        """Watch the step, if there is something to do."""
+        is_asked_for = context.settings.general.check
+        if is_asked_for is False or self._has_given_up:
+            return
+        if self._check.is_due(context.step) or self._last_round_begins(context.step):
+            self._watch.attach()
+
+    def end(
+        self, context: StepContext, sets: Sequence[MapSet], outputs: Any, *, trained: bool, is_last: bool = False
+    ) -> None:
+        """Do a piece, if the step was watched; at the last step, all that its images are good for.
+
+        Args:
+            context: of the step, which is over.
+            sets: order-0 maps of the batch first.
+            outputs: what Lightning gives to `on_train_batch_end`.
+            trained: whether training learned from the batch.
+            is_last: whether it is known to be the last one.
+        """
+        was_watching, calls = self._watch.is_attached, self._watch.calls
+        self.drop()
+        if not was_watching or not trained or not sets or not sets[0].maps:
+            return
+        context = replace(context, labels=listed(context.labels))
+        self._check.names = context.names(context.labels or []) | self._check.names
+        self._tell(context)
+        trainer = self._trainer()
+        pool = None if trainer is None else self._pool(trainer, context, sets[0], calls, outputs)
+        if trainer is None or pool is None:
+            return
+        if self._last_round_begins(context.step) and self._check.is_complete:
+            self._began_last_round = True
+            self._check.begin_round(context.step)
+        alone: AbstractContextManager[Any] = NoCollectives() if trainer.world_size > 1 else nullcontext()
+        try:
+            with silenced(context.module, trainer), alone:
+                while self._check.advance(pool, context.step) and is_last:
+                    pass
+        except CannotCheck as error:
+            self._give_up(context, str(error))
+        except Exception:
+            self._has_given_up = True
+            raise
+
+    def drop(self) -> None:
+        """Take the hooks off, and let go of the step."""
+        self._watch.detach()
+        self._watch.clear()
+
+    def page(self, step: int, style: Style, group: str, classes: Sequence[str] | None) -> Page | None:
+        """Return a card and curves of what is known; None if that was shown before."""
+        results = self._check.results()
+        state = [(label, one.step, one.n) for label, one in results.items()]
+        if state == self._shown:
+            return None
+        self._shown = state
+        return check_page(results, style, TagNamer(step, group, classes))
+
+    def conclude(self) -> None:
+        """Say at the end of training what was measured, if anything was."""
+        results, trainer = self._check.results(), self._trainer()
+        if results and trainer is not None:
+            told = sentence(list(results.values()))
+            self._messenger.announce(trainer, f"NormGrad: {told}", cause="the check at the end")
+
+    def _last_round_begins(self, step: int) -> bool:
+        """Return whether the end is near, and the round for it has not begun."""
+        trainer = self._trainer()
+        if self._began_last_round or trainer is None:
+            return False
+        total = math.inf
+        with suppress(Exception):  # of accumulation that changes on the way, Lightning cannot tell
+            total = float(trainer.estimated_stepping_batches)
+        return math.isfinite(total) and step >= (1 - _NEAR_END) * total
+
+    def _tell(self, context: StepContext) -> None:
+        """Say which classes rest on one small place, each once."""
+        trainer, results = self._trainer(), self._check.results()
+        new = {label: one for label, one in results.items() if label not in self._told and rests(one)}
+        if new and trainer is not None:
+            self._told |= new.keys()
+            self._messenger.announce(trainer, f"NormGrad, step {context.step}: {sentence(list(new.values()))}")
+
+    def _pool(
+        self, trainer: Trainer, context: StepContext, live: MapSet, calls: Sequence[NetworkCall], outputs: Any
+    ) -> Pool | None:
+        """Return what the step has shown and how to ask for more; None if there is no way."""
+        loss, labels = loss_in(outputs), context.labels
+        call = None
+        if loss is not None and labels is not None:
+            call = recognised(calls, labels, loss * trainer.accumulate_grad_batches)
+        if call is not None and labels is not None:
+            images_of = live.layers_of_one_input
+            images = live.images_of[images_of[0]]
+            if images is not None:
+                count = min(MOST_IMAGES, *(len(live.maps[layer]) for layer in images_of), len(images))
+                maps = {layer: live.maps[layer][:count] for layer in images_of}
+                return network_pool(call, images[:count].detach(), maps, labels)
+        if context.settings.general.check:
+            return self._loss_pool(context, live)
+        self._misses += 1
+        self._has_given_up |= self._misses >= _TRIES
+        return None
+
+    def _loss_pool(self, context: StepContext, live: MapSet) -> Pool | None:
+        """Return a pool that asks the training loss."""
+        context.loss.check(context.module, context.batch)
+
+        def loss_fn(module: Any, batch: Any) -> Tensor:
+            return context.loss(module, batch) / context.loss.scale
+
+        try:
+            count = batch_size(context.batch)
+            first = context.step * _AT_ONCE % count
+            chosen = sorted({(first + number) % count for number in range(_AT_ONCE)})
+            labels = None if context.labels is None or len(context.labels) != count else context.labels
+            layers, read = list(live.maps), context.settings.read
+            return loss_pool(context.module, loss_fn, context.batch, labels, layers, chosen, read)
+        except ValueError as error:
+            self._give_up(context, str(error))
+            return None
+
+    def _give_up(self, context: StepContext, why: str) -> None:
+        """Stop; say why if the check was asked for."""
+        self._has_given_up = True
+        if context.settings.general.check:
+            self._messenger.problem(f"NormGrad cannot do the check: {why}.")
+
+
+def loss_in(outputs: Any) -> float | None:
+    """Return the loss in what a training step gave, as Lightning hands it on; None if there is none."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 and not torch.is_complex(loss) else None

@@ -1,0 +1,170 @@
+"""Which class each image of a batch belongs to, and what the classes are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normgrad_lightning.layers.nested import parts
+from normgrad_lightning.step.optional_methods import call_optional_method
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+METHOD = "normgrad_labels"
+USUAL_NAMES = ("label", "labels", "target", "targets", "y", "class", "class_id", "class_label", "category")
+_DEEPEST = 8  # data sets inside of data sets; one that holds itself would never end
+
+
+class _Found(NamedTuple):
+    """Labels in a batch, and the key or place where they are."""
+
+    name: str
+    labels: Any
+
+
+def labels_of(module: LightningModule, batch: Any) -> list[int] | None:
+    """Return the class of each image: what the module's `normgrad_labels(batch)` returns, else what the batch has.
+
+    None if there are no labels, or if several things could be them.
+
+    Raises:
+        ValueError: what `normgrad_labels` returns are no labels.
+    """
+    return listed(labels_on_device(module, batch))
+
+
+def listed(labels: Any) -> list[int] | None:
+    """Return labels as a list; those on a device are waited for."""
+    return labels.tolist() if isinstance(labels, Tensor) else labels
+
+
+def labels_on_device(module: LightningModule, batch: Any) -> Any:
+    """Return the same, as a tensor where they are one: then nobody waits for a device.
+
+    Raises:
+        ValueError: what `normgrad_labels` returns are no labels.
+    """
+    if not hasattr(module, METHOD):
+        return found_labels(batch)
+    given = call_optional_method(module, METHOD, batch)
+    if given is None:
+        return None
+    labels = _as_labels(given)
+    if labels is None:
+        raise ValueError(
+            f"`{METHOD}`: expected the class of each image as a vector of whole numbers, or None, but got "
+            f"{_described(given)}. Return one number for each image."
+        )
+    return labels
+
+
+def found_labels(batch: Any) -> Any:
+    """Return the labels in a batch: those of a usual name, else the only ones, else those right after the images."""
+    images = next((t for t in _tensors(batch) if t.dim() >= 3), None)
+    found = list(_search(batch, "", None if images is None else len(images)))
+    named = [one for one in found if one.name.lower() in USUAL_NAMES]
+    after_images = [one for one in found if one.name == "1"]
+    for candidates in (named, found, after_images):
+        if len(candidates) == 1:
+            return candidates[0].labels
+    return None
+
+
+def _search(nested: Any, name: str, count: int | None) -> Iterator[_Found]:
+    """All that may be labels of this many images."""
+    labels = _as_labels(nested)
+    if labels is not None and count in (None, len(labels)):
+        yield _Found(name, labels)
+    else:
+        yield from chain.from_iterable(_search(part.value, part.name, count) for part in parts(nested))
+
+
+def _as_labels(value: Any) -> Any:
+    """Return whole numbers, yes and no as 1 and 0, or the largest of each image's probabilities; None: no labels."""
+    if isinstance(value, list | tuple):
+        return list(value) if value and all(type(one) is int for one in value) else None
+    if not isinstance(value, Tensor) or value.is_nested or value.layout is not torch.strided or not value.numel():
+        return None
+    value = value.detach()
+    if value.dim() == 2 and value.shape[1] == 1:
+        value = value[:, 0]
+    if value.dim() == 2:
+        return value.argmax(1) if _are_probabilities(value) else None
+    if value.dim() != 1 or value.is_complex():
+        return None
+    if value.is_floating_point() and not bool(((value == 0) | (value == 1)).all()):
+        return None
+    return value.to(torch.long, copy=True)
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    """Whether each row adds up to one, as soft labels do; also after MixUp, and in half precision."""
+    if rows.is_complex():
+        return False
+    rows = rows.float()
+    return bool((rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-2).all())
+
+
+def _tensors(nested: Any) -> Iterator[Tensor]:
+    if isinstance(nested, Tensor):
+        yield nested
+    for part in parts(nested):
+        yield from _tensors(part.value)
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
+
+
+def classes_of(loaders: Any) -> list[str] | None:
+    """The names of the classes in the first data set that has them as `classes`, as those of torchvision do."""
+    for dataset in datasets_of(loaders):
+        names = getattr(dataset, "classes", None)
+        if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+            return list(names)
+    return None
+
+
+def datasets_of(loaders: Any) -> Iterator[Any]:
+    """Yield the data sets of loaders in any collection, and those that they are made of."""
+    return chain.from_iterable(_and_inside(loader.dataset, _DEEPEST) for loader in _loaders(loaders))
+
+
+def _loaders(nested: Any) -> Iterator[Any]:
+    """All that has a data set, also in a collection of loaders."""
+    if hasattr(nested, "dataset"):
+        yield nested
+    for part in parts(getattr(nested, "iterables", nested)):
+        yield from _loaders(part.value)
+
+
+def _and_inside(dataset: Any, depth: int) -> Iterator[Any]:
+    """A data set, and those that it is made of, as a `Subset` or a `ConcatDataset` is."""
+    if dataset is None or depth == 0:
+        return
+    yield dataset
+    several = getattr(dataset, "datasets", ())
+    for inner in (getattr(dataset, "dataset", None), *(several if isinstance(several, list | tuple) else ())):
+        yield from _and_inside(inner, depth - 1)
+
+
+def check_classes(classes: Sequence[str], loaders: Any, module: LightningModule) -> None:
+    """Raise if there are not as many names as the data set or the module has classes, where these say so."""
+    in_data = classes_of(loaders)
+    hparams = getattr(module, "hparams", None) or {}
+    known = {
+        "the training data set has `classes` of length": None if in_data is None else len(in_data),
+        f"{type(module).__name__} has `num_classes` =": getattr(module, "num_classes", None),
+        "the hyperparameters have `num_classes` =": hparams.get("num_classes"),
+    }
+    for where, count in known.items():
+        if type(count) is int and count != len(classes):
+            raise ValueError(
+                f"`classes`: expected a name for each class, but got {len(classes)} names, and {where} {count}. "
+                "Give one name for each, in the order of their numbers."
+            )

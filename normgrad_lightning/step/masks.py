@@ -1,0 +1,43 @@
+"""Where the object is in each image of a batch, if the module says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from normgrad_lightning.step.optional_methods import call_optional_method
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+METHOD = "normgrad_masks"
+
+
+def masks_of(module: LightningModule, batch: Any) -> Tensor | None:
+    """What the module's `normgrad_masks(batch)` returns: `(N, *S)`, 1 where the object is; None without that method.
+
+    Raises:
+        ValueError: it returns something else.
+    """
+    masks = call_optional_method(module, METHOD, batch)
+    if masks is None or (isinstance(masks, Tensor) and _can_be_masks(masks)):
+        return masks
+    came = _described(masks) if isinstance(masks, Tensor) else repr(type(masks).__name__)
+    raise ValueError(
+        f"`{METHOD}`: expected a tensor (N, height, width), 1 where the object is, else 0, or None, but got {came}. "
+        "Return a mask for each image of the batch."
+    )
+
+
+def _can_be_masks(masks: Tensor) -> bool:
+    is_plain = not masks.is_nested and masks.layout is torch.strided and not masks.is_meta
+    return is_plain and masks.dim() >= 2 and masks.numel() > 0 and not masks.is_complex()
+
+
+def _described(masks: Tensor) -> str:
+    if masks.is_nested:
+        return "a nested tensor"
+    way = "on the device 'meta'" if masks.is_meta else f"{masks.dtype}, {masks.layout}"
+    return f"a tensor of shape {tuple(masks.shape)}, {way}"

@@ -1,0 +1,87 @@
+"""Warnings, guards and announcements: each cause once, and never at the price of training."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from normgrad_lightning.isolated.interrupts import interrupt_behind
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
+
+OnError = Literal["warn", "raise"]
+
+
+def warn(sentence: str) -> None:
+    """Warn; where warnings are errors, log it instead: ours must not end a run."""
+    try:
+        warnings.warn(sentence, stacklevel=3)
+    except Warning:
+        logging.getLogger(__name__).warning(sentence)
+
+
+class Messenger:
+    """Tells the user what there is to know of a run, each thing once.
+
+    Args:
+        on_error: `"warn"` turns failures into warnings; `"raise"` lets them stop training, for debugging.
+
+    Attributes:
+        phrase: what to make of a sentence before a user reads it: flags may be set under other names.
+    """
+
+    def __init__(self, on_error: OnError) -> None:
+        self.on_error = on_error
+        self.phrase: Callable[[str], str] = str
+        self._known: set[str] = set()
+
+    def start_over(self) -> None:
+        """Tell everything once more: there is a new run."""
+        self._known.clear()
+
+    def warn_once(self, sentence: str, cause: str | None = None) -> None:
+        """Warn, unless there was a warning of this cause (by default, with this sentence) before."""
+        if self._is_new(cause or sentence):
+            warn(self.phrase(sentence))
+
+    def problem(self, sentence: str) -> None:
+        """Warn once of something that keeps maps from being shown; raise it if failures should stop training."""
+        if self.on_error == "raise":
+            raise RuntimeError(sentence)
+        self.warn_once(sentence)
+
+    def announce(self, trainer: Trainer, sentence: str, cause: str | None = None) -> None:
+        """Log it once, on rank 0, where Lightning logs such things."""
+        if trainer.is_global_zero and self._is_new(cause or sentence):
+            home = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
+            logging.getLogger(f"{home.split('.trainer')[0]}.normgrad").info(sentence)
+
+    @contextmanager
+    def guard(self, doing: str, *, reraise: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Turn exceptions into one warning; those in `reraise` propagate, and all do with `on_error="raise"`.
+
+        Ctrl-C always does, also if cleaning up after it has raised an exception.
+        """
+        handled = sys.exc_info()[1]
+        try:
+            yield
+        except Exception as error:
+            interrupt = interrupt_behind(error, handled)
+            if interrupt is not None:
+                raise interrupt from None
+            if self.on_error == "raise" or isinstance(error, reraise):
+                raise
+            kind = type(error).__name__
+            is_new = self._is_new(f"{kind}: {error}")  # the same failure may show in several places
+            if self._is_new(f"{doing}: {kind}") and is_new:
+                warn(self.phrase(f"NormGrad failed while {doing}; training continues. {kind}: {error}"))
+
+    def _is_new(self, cause: str) -> bool:
+        is_new = cause not in self._known
+        self._known.add(cause)
+        return is_new

@@ -1,0 +1,151 @@
+// The page: runs, modes and the step slider, and what they show together.
+
+import { Classes } from "./classes.js";
+import { Closeup } from "./closeup.js";
+import { Compare } from "./compare.js";
+import { choice, select } from "./controls.js";
+import { Curves } from "./curves.js";
+import { sourcesOf, Store } from "./data.js";
+import { fill, h, short } from "./dom.js";
+import { ImagesMode, Look } from "./images.js";
+import { State } from "./state.js";
+import { StepSlider } from "./steps.js";
+
+const POLL = 5000; // milliseconds between looks for new events
+const MODES = [
+  ["classes", "Classes"],
+  ["images", "Images"],
+  ["compare", "Compare"],
+];
+
+/**
+ * Show the page.
+ * @param {Element} root - what it is put into.
+ * @param {object} data - `ServedData` or `EmbeddedData`.
+ * @param {Window} frame - the window whose address keeps what is chosen.
+ * @param {string} tab - what TensorBoard's address begins with for this tab.
+ */
+export function start(root, data, frame = window, tab = "") {
+  const app = new App(data, new State(frame, tab));
+  root.classList.add("normgrad");
+  fill(root, app.element);
+  app.refresh();
+  return app;
+}
+
+class App {
+  constructor(data, state) {
+    this.store = new Store(data);
+    this.state = state;
+    this.turn = 0;
+    this.sources = [];
+    const closeup = new Closeup();
+    const look = new Look(state);
+    this.modes = { classes: new Classes(state, closeup), images: new ImagesMode(state, closeup, look), compare: new Compare(state, look) };
+    this.tabs = choice(state, "mode", "What to show", MODES);
+    this.run = select(state, "run", "Run");
+    this.metrics = h("div.metrics", { "aria-label": "Last validation metrics" });
+    this.slider = new StepSlider((step, isLast) => state.set({ step: isLast ? "last" : step }));
+    this.curves = new Curves((step) => state.set({ step }));
+    this.toolbar = h("div.toolbar");
+    this.message = h("div.message", { role: "status" });
+    this.main = h("main");
+    this.element = h("div.page", {}, h("header.top", {}, h("div.bar", {}, this.tabs, this.run, this.metrics), this.slider.element, this.toolbar), this.message, this.main, this.curves.element, closeup.element);
+    state.onchange = () => this.draw();
+  }
+
+  /** Ask for the runs, draw, and do so again after a while if the data is live. */
+  async refresh() {
+    try {
+      if (!document.hidden) {
+        const index = await this.store.data.index();
+        const text = JSON.stringify(index);
+        if (text !== this.seen) {
+          this.seen = text;
+          this.sources = sourcesOf(index);
+          await this.draw();
+        }
+      }
+    } catch (error) {
+      this.say("TensorBoard does not answer. The page goes on when it does.", String(error.message || error));
+      this.seen = null;
+    }
+    if (this.store.data.isLive) setTimeout(() => this.refresh(), POLL);
+  }
+
+  /** The chosen run. */
+  get source() {
+    const wanted = this.state.get("run");
+    return this.sources.find(({ id }) => id === wanted) || this.sources.find(({ run }) => run === wanted) || this.sources[0];
+  }
+
+  /** The index of the chosen step: the latest event that is not after it. */
+  indexOf(steps) {
+    const wanted = this.state.get("step");
+    if (wanted === "last") return steps.length - 1;
+    const at = steps.findLastIndex((step) => step <= Number(wanted));
+    return Math.max(at, 0);
+  }
+
+  async draw() {
+    const turn = ++this.turn;
+    const isCurrent = () => turn === this.turn;
+    const source = this.source;
+    this.tabs.update();
+    if (!source || !source.steps.length) return this.showEmpty();
+    const at = this.indexOf(source.steps);
+    const step = source.steps[at];
+    this.run.setOptions(this.sources.map(({ id, name }) => [id, name]), source.id);
+    fill(this.metrics, Object.entries(source.metrics).slice(0, 6).map(([tag, value]) => h("span", {}, `${tag} `, h("b", {}, short(value)))));
+    this.slider.update(source.steps, at);
+    const name = this.modes[this.state.get("mode")] ? this.state.get("mode") : "classes";
+    const mode = this.modes[name];
+    if (this.shown !== mode) {
+      this.shown = mode;
+      fill(this.toolbar, mode.toolbar);
+      fill(this.main, mode.element);
+    }
+    try {
+      await mode.draw({ store: this.store, source, sources: this.sources, step, isCurrent });
+      if (!isCurrent()) return;
+      this.say();
+      await this.drawCurves(name, source, step, isCurrent);
+    } catch (error) {
+      if (!isCurrent()) return;
+      this.say("This step cannot be shown.", String(error.message || error));
+    }
+    if (!isCurrent()) return;
+    this.element.dataset.drawn = `${name} ${source.run} ${step}`;
+    for (const near of [at + 1, at - 1]) {
+      if (near in source.steps) this.store.event(source, source.steps[near]).then((event) => event instanceof Error || mode.prepare?.(event));
+    }
+  }
+
+  async drawCurves(name, source, step, isCurrent) {
+    const other = name === "compare" ? this.modes.compare.otherSource(source, this.sources) : null;
+    const sources = other ? [source, other] : [source];
+    const runs = await Promise.all(sources.map(async (one) => ({ name: one.name, group: one.group, version: one.version, tags: await this.store.curves(one) })));
+    if (isCurrent()) this.curves.update(runs, source.steps, step, name === "images" ? "layers" : "classes");
+  }
+
+  say(title = "", more = "") {
+    this.message.hidden = !title;
+    this.main.hidden = Boolean(title);
+    fill(this.message, title ? [h("h2", {}, title), h("p", {}, more)] : []);
+  }
+
+  showEmpty() {
+    this.say("No run has data for this tab yet.", "");
+    this.message.append(
+      h("p", {}, "Train with the callback and a TensorBoard logger; the first event is stored at step 0:"),
+      h("pre", {}, "from normgrad_lightning import NormGradCallback\n\ntrainer = Trainer(callbacks=[NormGradCallback()])\ntrainer.fit(module, data)"),
+      h("p", {}, "This page looks for new data every few seconds. TensorBoard must look at the folder that the logger writes to (--logdir)."),
+    );
+    this.slider.update([], 0);
+    this.run.setOptions([]);
+    fill(this.metrics);
+    fill(this.toolbar);
+    this.shown = null;
+    this.element.dataset.drawn = "empty";
+  }
+}

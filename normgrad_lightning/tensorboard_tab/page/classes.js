@@ -1,0 +1,249 @@
+// Classes: what each class is learned from, and what the check says of it.
+
+import { select, slider, toggle } from "./controls.js";
+import { fill, h, percent, short, stepText } from "./dom.js";
+import { Painter } from "./lazy.js";
+import { mapped, scaled } from "./numbers.js";
+import { drawImage, drawMap, drawNothing, greysOf, outline, sized, tileSize } from "./paint.js";
+
+const MAP_NAMES = { combined: "all layers combined", last: "last layer" };
+const BRIGHTEST = 4; // of a mean map, in units of its mean
+const LARGEST_LIFT = 8;
+
+/** The mode for classes. */
+export class Classes {
+  constructor(state, closeup) {
+    this.state = state;
+    this.closeup = closeup;
+    this.map = select(state, "map", "Patches from");
+    this.size = slider(state, "patch", "Size", { min: 48, max: 192, step: 12 });
+    this.beside = toggle(state, "beside", "First and last step beside");
+    this.order = select(state, "order", "Order", [["check", "found by the check first"], ["name", "as numbered"]]);
+    this.toolbar = [this.map, this.beside, this.order, this.size];
+    this.verdict = h("p.verdict", {});
+    this.list = h("div.classes", {});
+    this.element = h("div.mode", {}, this.verdict, this.list);
+    this.painter = new Painter();
+  }
+
+  /** Decode what the next step will show. */
+  prepare(event) {
+    return spritesOf(event, this.state.get("map"));
+  }
+
+  async draw({ store, source, step, isCurrent }) {
+    for (const control of [this.size, this.beside]) control.update();
+    const steps = this.state.isOn("beside") ? [...new Set([source.steps[0], step, source.steps[source.steps.length - 1]])] : [step];
+    const events = await Promise.all(steps.map((one) => store.event(source, one)));
+    const event = events[steps.indexOf(step)];
+    if (!isCurrent()) return;
+    if (event instanceof Error) throw event;
+    const names = [...new Set(event.header.classes.flatMap(({ patches }) => patches.map(({ map }) => map)))];
+    this.map.setOptions(names.map((name) => [name, nameOfMap(name)]));
+    const map = names.includes(this.state.get("map")) ? this.state.get("map") : names[0];
+    const checks = new Map((event.header.check?.classes || []).map((one) => [one.name, one]));
+    const classes = this.ordered(event.header.classes, checks);
+    const columns = events.map((one, number) => ({ step: steps[number], event: one instanceof Error ? null : one }));
+    const pictures = await Promise.all(columns.map(({ event: one }) => spritesOf(one, map)));
+    if (!isCurrent()) return;
+    this.showVerdict(event.header.check, step);
+    const largest = Math.max(0.5, ...[...checks.values()].flatMap((one) => LOSSES.map(([key]) => (one[key] ? one[key][0] + one[key][1] : 0))));
+    this.jobs = [];
+    const cards = classes.map((one) => {
+      const rows = columns.map(({ step: at, event: of }, number) => ({ step: at, event: of, patches: patchesOf(of, one.name, map), sprite: pictures[number].get(one.name) }));
+      return this.card(one, checks.get(one.name), largest, map, event, rows, step);
+    });
+    fill(this.list, cards.length ? cards : h("p.empty", {}, "This event has no classes. Patches come with the first batch after the views `patches` and `atlas` are on and images were recognised."));
+    this.painter.paint(this.jobs);
+  }
+
+  ordered(classes, checks) {
+    if (this.state.get("order") !== "check") return classes;
+    const isSure = (one) => (checks.get(one.name)?.sure ? 0 : 1);
+    return [...classes].sort((a, b) => isSure(a) - isSure(b));
+  }
+
+  showVerdict(check, step) {
+    this.verdict.hidden = !check;
+    if (!check) return;
+    const isSure = check.classes.some(({ sure }) => sure);
+    this.verdict.className = `verdict${isSure ? " sure" : ""}`;
+    const age = check.step === step ? "" : ` Checked at step ${stepText(check.step)}.`;
+    fill(this.verdict, h("strong", {}, check.sentence || "The check has nothing to say yet."), h("small", {}, age));
+  }
+
+  card(one, checked, largest, map, event, rows, step) {
+    const isBeside = rows.length > 1;
+    const atlas = one.atlas.find((candidate) => candidate.map === map) || one.atlas[0];
+    const count = rows.find((row) => row.step === step)?.patches;
+    const about = count ? `${count.items.length} ${count.items.length === 1 ? "patch" : "patches"} of ${one.seen} ${one.seen === 1 ? "image" : "images"}` : "";
+    return h(
+      `section.class${checked?.sure ? ".sure" : ""}`,
+      { "data-class": one.name, "aria-label": `Class ${one.name}` },
+      h("header", {}, h("h2", {}, one.name), checked?.sure ? h("span.badge", {}, "rests on one place") : null, h("small", {}, about)),
+      h("div.facts", {}, checked ? checkOf(checked, largest, checked.sentence === event.header.check.sentence) : null, h("div.atlas", {}, atlas ? this.atlas(atlas, event) : null)),
+      h(
+        `div.rows${isBeside ? ".beside" : ""}`,
+        {},
+        checked && !isBeside ? this.proof(checked, event) : null,
+        rows.map((row) => h("div.row", {}, isBeside ? h(`h3${row.step === step ? ".now" : ""}`, {}, `step ${stepText(row.step)}`) : null, this.patches(one, row, map, isBeside))),
+      ),
+    );
+  }
+
+  /** The check's pictures of one image: as it is, covered, pasted. */
+  proof(checked, event) {
+    if (!checked.pictures.length) return null;
+    const items = checked.pictures.map(({ label, image }) => {
+      const draw = (canvas) => event.picture(image).then((bitmap) => drawImage(canvas, bitmap));
+      return { title: `${checked.name}: ${label}`, aspect: 1, thumbnail: draw, facts: [["Class", checked.name], ["Picture", label]], views: [{ label, draw }] };
+    });
+    const side = Math.round(1.5 * this.state.number("patch"));
+    const open = (number) => async () => {
+      const bitmaps = await Promise.all(checked.pictures.map(({ image }) => event.picture(image)));
+      this.closeup.open(items.map((item, i) => ({ ...item, aspect: bitmaps[i] ? bitmaps[i].width / bitmaps[i].height : 1 })), number, 0.6);
+    };
+    return h(
+      "div.proof",
+      {},
+      items.map((item, number) => {
+        const canvas = h("canvas");
+        event.picture(checked.pictures[number].image).then((bitmap) => drawImage(sized(canvas, tileSize(bitmap ? bitmap.width / bitmap.height : 1, side)), bitmap));
+        return h("figure", {}, h("button.patch", { type: "button", "aria-label": item.title, onclick: open(number) }, sized(canvas, { width: side, height: side })), h("figcaption", {}, item.views[0].label));
+      }),
+    );
+  }
+
+  patches(one, { patches, sprite, event }, map, isBeside) {
+    if (!patches) return h("p.empty", {}, "No patches at this step.");
+    const [height, width] = patches.tile;
+    const size = tileSize(width / height, isBeside ? Math.min(this.state.number("patch"), 72) : this.state.number("patch"));
+    const pitch = width + ((8 - (width % 8)) % 8);
+    const drawTile = (number) => (canvas) => drawImage(canvas, sprite, { left: number * pitch, top: 0, width, height });
+    const items = patches.items.map((item, number) => this.item(one, item, number, patches, map, event, drawTile(number)));
+    const canvases = patches.items.map(() => sized(h("canvas"), size));
+    const holder = h(
+      "div.patches",
+      {},
+      patches.items.map((item, number) => {
+        const label = `${one.name}, patch ${number + 1}: ${short(item.strength, 1)} times the mean, step ${stepText(item.step)}`;
+        return h("button.patch", { type: "button", "aria-label": label, title: `${short(item.strength, 1)} × mean`, onclick: () => this.open(items, number) }, canvases[number]);
+      }),
+    );
+    this.jobs.push([holder, () => canvases.forEach((canvas, number) => drawTile(number)(canvas))]);
+    return holder;
+  }
+
+  /** The mean map of a class, and its lift over the others. */
+  atlas(atlas, event) {
+    const tile = (map, change, colormap, label) => {
+      const canvas = sized(h("canvas"), tileSize(map.width / map.height, 88));
+      const paint = () => drawMap(canvas, mapped(map, change), new Uint8Array(canvas.width * canvas.height), { colormap, opacity: 1 }, false);
+      this.jobs.push([canvas, paint]);
+      return h("figure", {}, canvas, h("figcaption", {}, label));
+    };
+    const [mean] = event.maps(atlas.mean);
+    const [lift] = event.maps(atlas.lift);
+    const bright = (value) => Math.min(Math.max(value / BRIGHTEST, 0), 1);
+    const lifted = (value) => Math.min(Math.max(0.5 + Math.log(Math.max(value, 1e-6)) / (2 * Math.log(LARGEST_LIFT)), 0), 1);
+    return [
+      mean ? tile(mean, bright, "inferno", "where: mean map") : null,
+      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? `over others: ${short(atlas.spot, 1)} ×` : "over others") : null,
+    ];
+  }
+
+  item(one, patch, number, patches, map, event, thumbnail) {
+    return {
+      title: `${one.name}: patch ${number + 1} of ${patches.items.length}`,
+      patch,
+      event,
+      thumbnail,
+      facts: [
+        ["Class", one.name],
+        ["Map", nameOfMap(map)],
+        ["Strength", `${short(patch.strength, 1)} times the mean of its map`],
+        ["Seen at step", stepText(patch.step)],
+        ["Patches", `${patches.items.length} strongest of ${one.seen} images`],
+      ],
+    };
+  }
+
+  /** Decode the whole images, and show one of them. */
+  async open(items, at) {
+    const look = () => ({ colormap: this.state.get("colors") });
+    const whole = await Promise.all(items.map(({ patch, event }) => (patch.image === null || patch.image === undefined ? null : event.picture(patch.image))));
+    const ready = items.map((item, number) => {
+      const bitmap = whole[number];
+      const [map] = item.event.maps(item.patch.map);
+      const plane = map ? scaled([map], "robust", false)[0] : null;
+      const drawWhole = (canvas) => {
+        if (bitmap) drawImage(canvas, bitmap);
+        else item.thumbnail(canvas);
+        if (bitmap) outline(canvas, item.patch.box);
+      };
+      const drawOver = (canvas, opacity) => {
+        if (!plane) return drawNothing(canvas, "no map kept");
+        drawMap(canvas, plane, greysOf(bitmap, canvas.width, canvas.height), { ...look(), opacity }, false);
+        outline(canvas, item.patch.box);
+      };
+      const views = [{ label: bitmap ? "The whole image" : "The whole image was not kept", draw: drawWhole }];
+      if (plane) views.push({ label: "Its map", draw: drawOver });
+      return { ...item, views, aspect: bitmap ? bitmap.width / bitmap.height : 1 };
+    });
+    this.closeup.open(ready, at, this.state.number("opacity"));
+  }
+}
+
+function nameOfMap(name) {
+  return MAP_NAMES[name] || name.replace(/^\d\d_/, "");
+}
+
+function patchesOf(event, name, map) {
+  const found = event?.header.classes.find((one) => one.name === name);
+  return found?.patches.find((one) => one.map === map) || null;
+}
+
+/** The sheets of patches of each class, decoded. */
+async function spritesOf(event, map) {
+  const rows = (event?.header.classes || []).map(({ name }) => [name, patchesOf(event, name, map)]).filter(([, row]) => row);
+  return new Map(await Promise.all(rows.map(async ([name, row]) => [name, await event.picture(row.sprite)])));
+}
+
+const LOSSES = [
+  ["plain", "as they are", "plain", "own"],
+  ["covered", "the place covered", "measured", "own"],
+  ["covered_control", "another place covered", "control", "own"],
+  ["donors", "as they are", "plain", "others"],
+  ["pasted", "the place pasted in", "measured", "others"],
+  ["pasted_control", "another part pasted in", "control", "others"],
+];
+
+/** The losses of a class as bars, and what else the check says of it. */
+function checkOf(checked, largest, isSaid) {
+  const group = (whose, title) => {
+    const bars = LOSSES.filter(([key, , , of]) => of === whose && checked[key]);
+    return bars.length ? [h("span.head", {}, title), bars.map(([key, label, role]) => barOf(checked[key], label, role, largest))] : null;
+  };
+  const region = checked.area ? `${checked.region || "region"}, ${percent(checked.area)} of the image` : checked.region;
+  const control = typeof checked.share_control === "number" ? `, ${percent(checked.share_control)} with another part` : "";
+  return h(
+    "div.check",
+    { role: "group", "aria-label": `Check of ${checked.name}` },
+    checked.sentence && !isSaid ? h("p", {}, checked.sentence) : null,
+    h("div.bars", {}, group("own", `loss of images of ${checked.name}`), group("others", "loss of other images")),
+    typeof checked.share === "number"
+      ? h("p.share", {}, h("strong", {}, percent(checked.share)), ` of other images are called ${checked.name} with the place pasted in${control}`)
+      : null,
+    h("small", {}, `checked on ${checked.images} images at step ${stepText(checked.step)}${region ? ` · ${region}` : ""}`),
+  );
+}
+
+function barOf([value, error], label, role, largest) {
+  const at = (loss) => `${Math.min(Math.max((100 * loss) / largest, 0), 100)}%`;
+  const whisker = { left: at(value - error), width: `calc(${at(value + error)} - ${at(value - error)})` };
+  return [
+    h("span.label", {}, label),
+    h("span.bar", { title: `${short(value)} ± ${short(error)}` }, h(`i.${role}`, { style: { width: at(value) } }), error ? h("i.error", { style: whisker }) : null),
+    h("span.value", {}, short(value)),
+  ];
+}

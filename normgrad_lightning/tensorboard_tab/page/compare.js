@@ -1,0 +1,150 @@
+// Compare: two steps, two runs or two kinds, image by image, with their difference.
+
+import { choice, select } from "./controls.js";
+import { fill, h, stepText } from "./dom.js";
+import { aspectOf, cell, chosenSet, columnsOf, COMBINED, kindOptions, linked, paintCell, readout } from "./images.js";
+import { Painter } from "./lazy.js";
+import { difference, scaled } from "./numbers.js";
+import { drawImage, drawMap, drawNothing, greysOf } from "./paint.js";
+
+/** The mode for comparisons. */
+export class Compare {
+  constructor(state, look) {
+    this.state = state;
+    this.look = look;
+    this.by = choice(state, "by", "What to compare", [["step", "Two steps"], ["run", "Two runs"], ["kind", "Two kinds"]]);
+    this.kind = select(state, "kind", "Maps");
+    this.layer = select(state, "layer", "Layer");
+    this.step2 = select(state, "step2", "with step");
+    this.run2 = select(state, "run2", "with run");
+    this.kind2 = select(state, "kind2", "with maps");
+    this.toolbar = [this.by, this.kind, this.step2, this.run2, this.kind2, this.layer, ...look.controls];
+    this.note = h("p.note");
+    this.table = h("div.grid");
+    this.element = h("div.mode", {}, this.note, h("div.scroll", {}, this.table));
+    this.painter = new Painter();
+  }
+
+  /** The run that is compared with, if runs are compared. */
+  otherSource(source, sources) {
+    if (this.state.get("by") !== "run") return null;
+    const others = sources.filter((one) => one.id !== source.id);
+    return others.find((one) => one.id === this.state.get("run2")) || others[0] || null;
+  }
+
+  async draw({ store, source, sources, step, isCurrent }) {
+    const by = this.state.get("by");
+    this.by.update();
+    const other = this.otherSource(source, sources) || source;
+    const event = await store.event(source, step);
+    const step2 = by === "step" ? this.stepBeside(source) : nearest(other.steps, step);
+    const event2 = await store.event(other, step2);
+    if (!isCurrent()) return;
+    for (const one of [event, event2]) if (one instanceof Error) throw one;
+    this.look.update([...event.header.sets, ...event2.header.sets]);
+    const set = chosenSet(event, this.state.get("kind"));
+    if (!set) return void fill(this.table, h("p.empty", {}, "This event has no maps."));
+    const sets2 = by === "kind" ? event.header.sets.filter((one) => one.source === set.source && one.name !== set.name) : [];
+    const set2 = by === "kind" ? sets2.find((one) => one.name === this.state.get("kind2")) || sets2[0] : event2.header.sets.find((one) => one.name === set.name);
+    this.showControls(by, event, source, sources, other, set, sets2, set2, step2);
+    const same = { event, set, source, name: `step ${stepText(step)}` };
+    if (!set2 || (by === "run" && other === source)) return void fill(this.table, h("p.empty", {}, NOTHING[by]));
+    const sides = [
+      { ...same, name: { step: `step ${stepText(step)}`, run: source.name, kind: set.name }[by] },
+      { event: event2, set: set2, source: other, name: { step: `step ${stepText(step2)}`, run: other.name, kind: set2.name }[by] },
+    ];
+    for (const side of sides) side.pictures = await store.pictures(side.source, side.event, side.set);
+    if (!isCurrent()) return;
+    this.show(sides, step2 === step || by !== "run" ? "" : ` The nearest step of ${other.name} is ${stepText(step2)}.`);
+  }
+
+  stepBeside(source) {
+    const wanted = this.state.get("step2");
+    if (wanted === "first") return source.steps[0];
+    if (wanted === "last") return source.steps[source.steps.length - 1];
+    return nearest(source.steps, Number(wanted) || 0);
+  }
+
+  showControls(by, event, source, sources, other, set, sets2, set2, step2) {
+    this.kind.setOptions(kindOptions(event), set.name);
+    this.kind2.setOptions(by === "kind" ? kindOptions(event).filter(([name]) => sets2.some((one) => one.name === name)) : [], set2?.name);
+    const steps = source.steps.map((one) => [String(one), `step ${stepText(one)}`]);
+    this.step2.setOptions(by === "step" ? [["first", "first step"], ["last", "last step"], ...steps] : []);
+    this.run2.setOptions(by === "run" ? sources.filter((one) => one.id !== source.id).map((one) => [one.id, one.name]) : [], other.id);
+    if (by === "run") this.run2.hidden = sources.length < 2;
+    if (by === "kind") this.kind2.hidden = sets2.length < 1;
+    const layers = set.layers.map(({ name }) => [name, name]);
+    const options = layers.length > 1 && !set.signed ? [[COMBINED, "all layers combined"], ...layers] : layers;
+    const chosen = options.some(([name]) => name === this.state.get("layer")) ? this.state.get("layer") : options[0]?.[0];
+    this.layer.setOptions(options, chosen);
+  }
+
+  show(sides, remark) {
+    const [one, two] = sides;
+    for (const side of sides) {
+      side.aspect = aspectOf(side.event, side.set, side.pictures);
+      const columns = columnsOf(side.event, side.set, this.look, side.aspect);
+      side.column = columns.find(({ name }) => name === this.state.get("layer")) || columns[0];
+    }
+    const [images, images2] = sides.map(({ event, set }) => event.header.images[set.images]);
+    const areSame = images && images2 && images.hash === images2.hash;
+    const heads = ["image", one.name, ...(areSame ? [] : ["image"]), two.name, ...(areSame ? ["difference"] : [])];
+    const size = this.look.tile(one.aspect, heads.length);
+    const word = areSame ? "The same images. Difference: red where the left one is stronger, blue where the right one is." : "The two show different images, so there is no difference to draw.";
+    fill(this.note, word + remark);
+    this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
+    this.jobs = [];
+    const count = Math.max(one.column.maps.length, two.column.maps.length);
+    fill(
+      this.table,
+      h("div.head"),
+      heads.map((name) => h("div.head", { title: name }, name)),
+      Array.from({ length: count }, (_, number) => this.row(sides, number, areSame, size)),
+    );
+    this.painter.paint(this.jobs);
+  }
+
+  row(sides, number, areSame, size) {
+    const label = sides[0].set.labels?.[number] || `image ${number + 1}`;
+    const cells = [];
+    const paints = [];
+    const look = this.look.paint;
+    sides.forEach((side, place) => {
+      const picture = side.pictures[number];
+      if (place === 0 || !areSame) {
+        const image = cell(size, `Image ${number + 1}`);
+        paints.push(() => drawImage(image.canvas, picture));
+        cells.push(image);
+      }
+      const one = cell(size, `${label}, ${side.name}`);
+      paints.push(() => paintCell(one.canvas, side.column, number, picture, look, side.set.signed));
+      cells.push({ ...one, value: (down, across) => readout(side.column.maps[number], side.set.signed, down, across) });
+    });
+    if (areSame) {
+      const place = cell(size, `${label}, difference`);
+      paints.push(() => this.drawDifference(place.canvas, sides, number));
+      cells.push(place);
+    }
+    this.jobs.push([cells[0].element, () => paints.forEach((paint) => paint())]);
+    linked(cells);
+    return [h("div.caption", {}, h("b", {}, label)), cells.map(({ element }) => element)];
+  }
+
+  drawDifference(canvas, [one, two], number) {
+    const [map, map2] = [one.column.maps[number], two.column.maps[number]];
+    if (!map || !map2) return drawNothing(canvas, "no map");
+    const greys = greysOf(one.pictures[number], canvas.width, canvas.height);
+    const [scaledDifference] = scaled([difference(map, map2)], this.state.get("scale"), true);
+    drawMap(canvas, scaledDifference, greys, this.look.paint, true);
+  }
+}
+
+const NOTHING = {
+  step: "The other step has no maps of this kind.",
+  run: "There is no second run with maps of this kind. Put several runs below TensorBoard's --logdir.",
+  kind: "This event has no second kind of maps of these images. Order 1, contrast and Grad-CAM are flags of the callback.",
+};
+
+function nearest(steps, step) {
+  return steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), steps[0]);
+}

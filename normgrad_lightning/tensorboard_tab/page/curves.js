@@ -1,0 +1,159 @@
+// Curves of what is on screen: a small chart for each number, a line for each class or layer.
+
+import { fill, h, short, shortNames, stepText, svg } from "./dom.js";
+
+const WIDTH = 300;
+const HEIGHT = 120;
+const LEFT = 36;
+const BOTTOM = 4;
+const COLOURS = 8;
+
+const TITLES = {
+  "check/covered": "Check: loss when covered, above control",
+  "check/pasted": "Check: loss when pasted, above control",
+  hot_spot: "Hot spot: strongest lift over the other classes",
+  share_on_object_by_class: "Share of the signal on the object, by class",
+  share_on_object: "Share of the signal on the object, by layer",
+  part_of_signal: "Part of the training signal",
+  border_share: "Share of the signal near the edges",
+  concentration: "Area that holds half of the signal",
+  drift: "Change of the probe's maps since the event before",
+  energy: "Strength of the signal (log scale)",
+  cost: "Cost: share of the training time",
+  validation: "Validation",
+};
+
+const FIRST = ["check/covered", "check/pasted", "hot_spot", "share_on_object_by_class", "share_on_object", "cost", "validation"];
+const OF_LAYERS = ["share_on_object", "border_share", "concentration", "drift", "energy"];
+const LOGARITHMIC = new Set(["energy"]);
+
+/** The charts of one or two runs. */
+export class Curves {
+  /** @param {function(number)} onstep - is called with the step of the event that was clicked. */
+  constructor(onstep) {
+    this.onstep = onstep;
+    this.element = h("section.curves", { "aria-label": "Curves" });
+    this.drawn = null;
+  }
+
+  /**
+   * @param {Array<{name: string, group: string, tags: object}>} runs - the curves of each by tag, points as [step, value].
+   * @param {number[]} steps - of the events.
+   * @param {number} step - the chosen one.
+   * @param {"classes"|"layers"} focus - which charts come first.
+   */
+  update(runs, steps, step, focus) {
+    const wanted = JSON.stringify([runs.map(({ name, version }) => [name, version]), steps, focus]);
+    if (this.drawn !== wanted) {
+      const charts = chartsOf(runs);
+      const order = focus === "layers" ? [...OF_LAYERS, ...FIRST] : FIRST;
+      const place = (key) => (order.includes(key) ? order.indexOf(key) : order.length);
+      const keys = [...charts.keys()].sort((a, b) => place(a) - place(b) || a.localeCompare(b));
+      const boxes = keys.map((key) => this.chart(key, charts.get(key), steps));
+      const first = boxes.slice(0, 6);
+      const rest = boxes.slice(6);
+      fill(
+        this.element,
+        boxes.length ? h("h2", {}, "Curves", h("small", {}, " a click goes to that step")) : null,
+        h("div.charts", {}, first),
+        rest.length ? h("details", {}, h("summary", {}, `${rest.length} more`), h("div.charts", {}, rest)) : null,
+      );
+      this.drawn = wanted;
+    }
+    for (const line of this.element.querySelectorAll("line.now")) {
+      const x = placeOf(step, steps);
+      line.setAttribute("x1", x);
+      line.setAttribute("x2", x);
+    }
+  }
+
+  chart(key, lines, steps) {
+    const log = LOGARITHMIC.has(key);
+    const change = log ? (value) => Math.log10(Math.max(value, 1e-30)) : (value) => value;
+    const values = lines.flatMap(({ points }) => points.map((point) => change(point[1]))).filter(Number.isFinite);
+    let low = log ? Math.min(...values) : Math.min(0, ...values);
+    let high = Math.max(...values);
+    if (!(high > low)) [low, high] = [low - 0.5, high + 0.5];
+    const y = (value) => HEIGHT - BOTTOM - ((change(value) - low) / (high - low)) * (HEIGHT - BOTTOM - 8);
+    const names = shortNames(lines.map(({ name }) => name));
+    const title = TITLES[key] || key;
+    const back = log ? (value) => 10 ** value : (value) => value;
+    const picture = svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${lines.length} curves` },
+      [low, high].map((value) => [
+        svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y(back(value)), y2: y(back(value)) }),
+        svg("text", { x: LEFT - 4, y: y(back(value)) + 4, "text-anchor": "end" }, short(back(value), 1)),
+      ]),
+      svg("line", { class: "now", y1: 0, y2: HEIGHT }),
+      lines.map(({ points, isSecond }, number) =>
+        svg("polyline", {
+          class: `curve s${colourOf(lines, number)}${isSecond ? " second" : ""}`,
+          points: points.filter((point) => Number.isFinite(point[1])).map(([step, value]) => `${placeOf(step, steps).toFixed(1)},${y(value).toFixed(1)}`).join(" "),
+        }),
+      ),
+    );
+    const legend = h(
+      "div.legend",
+      {},
+      lines.length > 1 || names[0]
+        ? lines.map(({ points, isSecond }, number) =>
+            h(`span.key.s${colourOf(lines, number)}${isSecond ? ".second" : ""}`, {}, h("i"), names[number] || key, " ", h("b", { "data-line": number }, "")),
+          )
+        : h("span.key.s0", {}, h("i"), h("b", { "data-line": 0 }, "")),
+    );
+    const read = (step) => {
+      for (const shown of legend.querySelectorAll("b")) fill(shown, short(valueNear(lines[Number(shown.dataset.line)].points, step)));
+    };
+    read(steps[steps.length - 1]);
+    const stepAt = (event) => {
+      const box = picture.getBoundingClientRect();
+      const x = ((event.clientX - box.left) / box.width) * WIDTH;
+      return steps.reduce((best, step) => (Math.abs(placeOf(step, steps) - x) < Math.abs(placeOf(best, steps) - x) ? step : best), steps[0]);
+    };
+    picture.addEventListener("mousemove", (event) => {
+      read(stepAt(event));
+      picture.setAttribute("data-step", stepAt(event));
+    });
+    picture.addEventListener("mouseleave", () => read(steps[steps.length - 1]));
+    picture.addEventListener("click", (event) => this.onstep(stepAt(event)));
+    return h("figure.chart", { "data-chart": key, title: steps.length ? `steps ${stepText(steps[0])} to ${stepText(steps[steps.length - 1])}` : "" }, h("figcaption", {}, title), picture, legend);
+  }
+}
+
+/** Curves by chart: the part of their tag behind the group, without the class or layer. */
+function chartsOf(runs) {
+  const charts = new Map();
+  runs.forEach(({ group, tags, name: run }, number) => {
+    for (const [tag, points] of Object.entries(tags)) {
+      const isOurs = tag.startsWith(`${group}/`);
+      const parts = (isOurs ? tag.slice(group.length + 1) : tag).split("/");
+      const depth = parts[0] === "check" ? 2 : 1;
+      const key = isOurs ? parts.slice(0, depth).join("/") : "validation";
+      const name = isOurs ? parts.slice(depth).join("/").replace(/^\d\d_/, "") : tag;
+      if (!charts.has(key)) charts.set(key, []);
+      charts.get(key).push({ name: runs.length > 1 ? `${name} ${run}`.trim() : name, base: name, points, isSecond: number > 0 });
+    }
+  });
+  return charts;
+}
+
+function colourOf(lines, number) {
+  const names = [...new Set(lines.map(({ base }) => base))];
+  return names.indexOf(lines[number].base) % COLOURS;
+}
+
+/** Where a step is drawn: events are evenly spaced, as on the slider. */
+function placeOf(step, steps) {
+  const last = steps.length - 1;
+  const place = (at) => LEFT + 4 + (last ? at / last : 0.5) * (WIDTH - LEFT - 8);
+  if (last < 0 || step <= steps[0]) return place(0);
+  for (let i = 1; i <= last; i++) if (step <= steps[i]) return place(i - 1 + (step - steps[i - 1]) / (steps[i] - steps[i - 1]));
+  return place(last);
+}
+
+function valueNear(points, step) {
+  let best = null;
+  for (const point of points) if (!best || Math.abs(point[0] - step) < Math.abs(best[0] - step)) best = point;
+  return best ? best[1] : NaN;
+}

@@ -1,0 +1,137 @@
+// Where the page gets its data: from TensorBoard, or from the report that it is part of.
+
+import { decodeEvent } from "./decode.js";
+
+const KEPT_BYTES = 32 * 2 ** 20; // of blobs; decoded they take a few times as much
+
+/** What TensorBoard serves below an address. */
+export class ServedData {
+  constructor(address) {
+    this.address = address;
+    this.isLive = true;
+  }
+
+  index() {
+    return this.ask("index", {}).then((answer) => answer.json());
+  }
+
+  curves(run, tag) {
+    return this.ask("curves", { run, tag }).then((answer) => answer.json());
+  }
+
+  blob(run, tag, step) {
+    return this.ask("event", { run, tag, step }).then((answer) => answer.arrayBuffer());
+  }
+
+  async ask(route, query) {
+    const answer = await fetch(`${this.address}${route}?${new URLSearchParams(query)}`);
+    if (!answer.ok) throw new Error((await answer.text()).slice(0, 500) || `TensorBoard answered ${answer.status}.`);
+    return answer;
+  }
+}
+
+/** What a report holds. */
+export class EmbeddedData {
+  constructor(content) {
+    this.content = content;
+    this.isLive = false;
+  }
+
+  async index() {
+    return this.content.index;
+  }
+
+  async curves(run, tag) {
+    return (this.content.curves[run] || {})[tag] || {};
+  }
+
+  async blob(run, tag, step) {
+    const text = ((this.content.blobs[run] || {})[tag] || {})[step];
+    if (text === undefined) throw new Error("The report has no event of this step.");
+    return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+  }
+}
+
+/** Decoded events and curves; the events that were used least recently are dropped. */
+export class Store {
+  constructor(data) {
+    this.data = data;
+    this.events = new Map();
+    this.knownCurves = new Map();
+  }
+
+  /** A promise of an event, decoded, or of an Error that says why there is none. */
+  event(source, step) {
+    const time = source.times.get(step);
+    const key = JSON.stringify([source.run, source.tag, step, time]);
+    const known = this.events.get(key);
+    if (known) {
+      this.events.delete(key);
+      this.events.set(key, known);
+      return known.promise;
+    }
+    const entry = { size: 0 };
+    entry.promise = this.data
+      .blob(source.run, source.tag, step)
+      .then((buffer) => {
+        const event = decodeEvent(buffer);
+        entry.size = buffer.byteLength;
+        this.dropOld();
+        return event;
+      })
+      .catch((error) => {
+        this.events.delete(key); // the next time may be better
+        return error;
+      });
+    this.events.set(key, entry);
+    return entry.promise;
+  }
+
+  dropOld() {
+    let total = 0;
+    for (const { size } of this.events.values()) total += size;
+    for (const [key, { size }] of this.events) {
+      if (total <= KEPT_BYTES || this.events.size <= 4) return;
+      this.events.delete(key);
+      total -= size;
+    }
+  }
+
+  /** Promises of the pictures that maps are of; null where one is missing. */
+  async pictures(source, event, set) {
+    const images = event.header.images[set.images];
+    if (!images) return [];
+    if (images.jpegs) return Promise.all(images.jpegs.map((part) => event.picture(part)));
+    const owner = await this.event(source, images.stored);
+    if (owner instanceof Error) return [];
+    const stored = owner.header.images.find((one) => one.hash === images.hash && one.jpegs);
+    return stored ? Promise.all(stored.jpegs.map((part) => owner.picture(part))) : [];
+  }
+
+  /** A promise of the curves of a run, by tag. They are asked for again when the run has a new event. */
+  curves(source) {
+    const key = JSON.stringify([source.run, source.tag]);
+    const known = this.knownCurves.get(key);
+    if (known && known.version === source.version) return known.promise;
+    const promise = this.data.curves(source.run, source.tag).catch(() => ({}));
+    this.knownCurves.set(key, { version: source.version, promise });
+    return promise;
+  }
+}
+
+/** The runs of an index: each with its events' steps in order. */
+export function sourcesOf(index) {
+  const count = new Map();
+  for (const { run } of index.runs) count.set(run, (count.get(run) || 0) + 1);
+  return index.runs.map(({ run, tag, events }) => ({
+    id: JSON.stringify([run, tag]),
+    run,
+    tag,
+    group: tag.replace(/\/tab$/, ""),
+    name: (run === "." ? "this folder" : run) + (count.get(run) > 1 ? ` · ${tag.replace(/\/tab$/, "")}` : ""),
+    steps: events.map(([step]) => step),
+    times: new Map(events),
+    version: JSON.stringify(events[events.length - 1]),
+    metrics: index.metrics[run] || {},
+  }));
+}

@@ -1,0 +1,250 @@
+"""Rounds of the check: the right numbers of each class, in bounded pieces, or nothing."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import PLACE, OnePlace, maps_at_the_place, marked_images, slow_losses
+
+from normgrad_lightning.check import regions
+from normgrad_lightning.check.network import NetworkCall
+from normgrad_lightning.check.passes import Losses, Pool, network_pool
+from normgrad_lightning.check.results import Tally, class_check
+from normgrad_lightning.check.rounds import ALL, FEW, FORMS, MANY, ROWS, Check, round_of
+from normgrad_lightning.check.rule import rests, sentence
+
+
+def pool_of(network, images, labels, maps=None):
+    call = NetworkCall(network, (images,), {}, network(images).detach())
+    return network_pool(call, images, maps or maps_at_the_place(len(images)), labels.tolist())
+
+
+def watched(pool, rows):
+    """The same pool; notes what it was asked for."""
+
+    def losses(changed, images, donors):
+        rows.append((changed, images, donors))
+        return pool.losses(changed, images, donors)
+
+    return Pool(pool.images, pool.maps, pool.labels, losses)
+
+
+def by_name(check):
+    """What is known, by name."""
+    check.names = {0: "cat", 1: "dog"}
+    return {one.name: one for one in check.results().values()}
+
+
+def whole_round(check, pools, step=50):
+    for pool in pools:
+        while check.advance(pool, step):
+            pass
+    return by_name(check)
+
+
+def test_its_numbers_are_those_of_a_slow_reference():
+    network, (images, labels) = OnePlace(), marked_images(64)
+    asked = []
+    pool = watched(pool_of(network, images, labels), asked)
+    found = whole_round(Check(), [pool])["dog"]
+    m = regions.coarse_map(pool.maps)
+    find, move = FORMS[found.form]
+    rows = []
+    for changed, own, donors in asked:
+        region = find(m[own], (32, 32))
+        control = move(region)
+        for n, (image, donor) in enumerate(zip(own, donors, strict=True)):
+            expected = regions.put_into(region[n : n + 1], images[donor][None], images[image][None])[0]
+            is_of_this_form = torch.equal(changed.covered[n], expected)
+            if labels[image] == 1 and is_of_this_form:
+                rows += slow_losses(network, images, labels, [image], [donor], region[n : n + 1], control[n : n + 1])
+    rows = torch.stack(rows)
+    assert found.n == len(rows) == MANY
+    for place, name in enumerate(Losses._fields):
+        assert getattr(found, name) == pytest.approx(rows[:, place].mean().item(), abs=1e-5)
+    for name, (one, other) in {"covered": (1, 2), "pasted": (3, 4)}.items():
+        error = (rows[:, one] - rows[:, other]).std() / math.sqrt(len(rows))
+        assert getattr(found, f"{name}_error") == pytest.approx(error.item(), abs=1e-5)
+    assert found.area == pytest.approx({"square": 36, "tenth": 102}[found.form] / 1024)
+
+
+def test_a_network_that_reads_one_place_is_told_and_one_that_reads_everything_is_not():
+    images, labels = marked_images(64)
+    found = whole_round(Check(), [pool_of(OnePlace(), images, labels)])
+    assert list(found) == ["cat", "dog"]
+    assert all(map(rests, found.values()))
+    dog = found["dog"]
+    assert dog.covered_difference > 3
+    assert dog.pasted_difference > 3
+    assert (dog.called, dog.called_control) == (1, 0)
+    assert dog.example.region[PLACE].all()
+    where = (slice(None), *PLACE)
+    torch.testing.assert_close(dog.example.pasted[where], dog.example.image[where])
+    assert f"from {dog.plain:.2f} to {dog.covered:.2f}" in sentence(found.values())
+
+    everything = OnePlace(place=(slice(None), slice(None)))
+    tinted = 0.1 * torch.randn(64, 3, 32, 32) + (2.0 * labels - 1)[:, None, None, None]
+    found = whole_round(Check(), [pool_of(everything, tinted, labels)])
+    assert not any(map(rests, found.values()))
+    assert sentence(found.values()).startswith("No class rests on one small place (largest: `")
+    assert sentence(found.values()).endswith(
+        "What is everywhere in an image (tint, blur, noise) cannot be seen this way."
+    )
+
+
+def test_the_strongest_tenth_must_tell_more():
+    def found(form, difference):
+        tally = Tally()
+        for _ in range(FEW):
+            tally.add([0.0, difference, 0.0, difference, 0.0, 1.0, 0.0])
+        return rests(class_check("dog", 100, tally, form, 0.1, None))
+
+    assert [found("square", value) for value in (1.1, 1.3, 2.1)] == [False, True, True]
+    assert [found("tenth", value) for value in (1.1, 1.3, 2.1)] == [False, False, True]
+
+
+def test_the_sentence_says_what_was_measured():
+    images, labels = marked_images(64)
+    found = whole_round(Check(), [pool_of(OnePlace(), images, labels)])
+    text = sentence([found["dog"]])
+    dog = found["dog"]
+    assert text == (
+        f"`dog` rests on one small place: covering 4 % of its images raises their loss from {dog.plain:.2f} to "
+        f"{dog.covered:.2f} ({dog.covered_control:.2f} if another place is covered); pasted into other images, the "
+        f"same place raises theirs from {dog.pasted_control:.2f} to {dog.pasted:.2f}. 100 % of these are then called "
+        "`dog` (0 % if another part is pasted)."
+    )
+
+
+def test_each_piece_is_bounded_and_each_image_counts_once():
+    images, labels = marked_images(48)
+    asked, check = [], Check()
+    pool = watched(pool_of(OnePlace(), images, labels), asked)
+    pieces = 0
+    while check.advance(pool, 50):
+        pieces += 1
+    assert all(len(own) <= 24 for _, own, _ in asked)
+    assert pieces == len(asked) >= 4
+    assert ROWS < 24
+    assert check.is_complete
+    assert not check.is_due(60)
+    assert {found.n for found in check.results().values()} == {MANY}
+
+
+def test_the_same_images_again_do_not_count_again():
+    images, labels = marked_images(6)
+    check = Check()
+    for step in range(50, 90):
+        check.advance(pool_of(OnePlace(), images, labels), step)
+    assert check.results() == {}
+    assert check.is_complete  # it gives up
+    assert sentence([]).startswith("The check had too few images of each class: it needs 8.")
+
+
+def test_rounds_begin_at_1_2_5_and_keep_the_numbers_of_the_one_before():
+    assert [round_of(step) for step in (0, 49, 50, 99, 100, 200, 499, 500, 1000, 2000, 5000)] == [
+        0, 0, 1, 1, 2, 3, 3, 4, 5, 6, 7,
+    ]  # fmt: skip
+    images, labels = marked_images(64)
+    check = Check()
+    assert not check.is_due(49)
+    assert check.is_due(50)
+    before = whole_round(check, [pool_of(OnePlace(), images, labels)], 50)
+    assert check.is_due(100)
+    check.advance(pool_of(OnePlace(weight=0.0), images[:4], labels[:4]), 100)
+    between = by_name(check)
+    assert between["dog"].step == before["dog"].step == 50
+    assert check.is_due(199)
+    after = whole_round(check, [pool_of(OnePlace(weight=0.0), images, labels)], 100)
+    assert after["dog"].step == 100
+    assert not rests(after["dog"])
+
+
+def test_a_round_that_is_not_over_lasts_until_the_next_but_one():
+    images, labels = marked_images(4)
+    check = Check()
+    for step, expected in ((50, 50), (100, 100), (199, 199), (200, 200)):
+        check.advance(pool_of(OnePlace(), images + step, labels), step)
+        assert check._now[0].step == expected
+    check.advance(pool_of(OnePlace(), images, labels), 200)
+    check.finish()
+    assert check._now[0].tallies["square"].n == 4
+
+
+def test_a_checkpoint_carries_the_numbers():
+    images, labels = marked_images(64)
+    check = Check()
+    before = whole_round(check, [pool_of(OnePlace(), images, labels)])
+    other = Check()
+    other.load_state_dict(check.state_dict())
+    assert by_name(other) == before
+    assert not other.is_due(60)
+    assert other.is_due(100)
+
+
+def test_without_labels_there_is_one_row_and_nothing_is_pasted():
+    images, labels = marked_images(64)
+    pool = pool_of(OnePlace(), images, labels)
+    found = whole_round(Check(), [Pool(pool.images, pool.maps, None, pool.losses)])
+    assert list(found) == ["all"]
+    assert found["all"].pasted is None
+    assert found["all"].pasted_difference is None
+    assert not rests(found["all"])
+    assert "nothing can be pasted" in sentence(found.values())
+
+
+def test_of_one_class_alone_nothing_is_pasted():
+    images, labels = marked_images(64)
+    images, labels = images[labels == 1], labels[labels == 1]
+    found = whole_round(Check(), [pool_of(OnePlace(), images, labels)])
+    assert found["dog"].pasted is None
+    assert not rests(found["dog"])
+
+
+def test_two_images_of_a_class_say_nothing_of_it():
+    images, labels = marked_images(64)
+    labels = torch.zeros(64, dtype=torch.long)
+    labels[:2] = 1
+    found = whole_round(Check(), [pool_of(OnePlace(), images, labels)])
+    assert list(found) == ["cat"]
+
+
+def test_of_a_thousand_classes_some_are_followed():
+    images, _ = marked_images(64)
+    check, generator = Check(), torch.Generator().manual_seed(0)
+
+    class Many(OnePlace):
+        def forward(self, x):
+            return F.pad(super().forward(x), (0, 998))
+
+    network = Many()
+    for step in range(50, 100):
+        labels = torch.randint(1000, (64,), generator=generator)
+        check.advance(pool_of(network, images + 0.01 * step, labels), step, shown=[7, 8])
+    assert len(check._now) <= 2
+    check = Check()
+    for step in range(50, 60):
+        check.advance(pool_of(network, images + 0.01 * step, torch.arange(64) % 1000), step)
+    assert len(check._now) <= 12
+
+
+def test_images_without_a_label_are_neither_measured_nor_donors():
+    images, labels = marked_images(64)
+    labels[:32] = -2
+    asked = []
+    pool = pool_of(OnePlace(), images, labels.clamp_min(0))
+    pool = watched(Pool(pool.images, pool.maps, labels.tolist(), pool.losses), asked)
+    whole_round(Check(), [pool])
+    assert all(image >= 32 for _, own, donors in asked for image in (*own, *donors))
+
+
+def test_losses_that_are_not_finite_do_not_count():
+    tally = Tally()
+    tally.add([1.0, 2.0, 1.0, 3.0, 1.0, math.nan, math.nan])
+    tally.add([math.inf, 2.0, 1.0, 3.0, 1.0, math.nan, math.nan])
+    assert tally.n == 1
+    assert tally.mean("covered_difference") == 1
+    assert tally.error("covered_difference") == math.inf
+    assert FEW == 8
+    assert ALL == -1

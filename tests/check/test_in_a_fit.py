@@ -1,0 +1,142 @@
+"""The check in a fit: by default nothing of the user's runs twice, and training keeps its bits."""
+
+import logging
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from oracles import marked_images
+from pytorch_lightning.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from normgrad_lightning import NormGradCallback
+from normgrad_lightning.check.rule import rests
+
+CALLS = []
+
+
+class Module(pl.LightningModule):
+    """Learns the one place that tells the classes apart; counts and draws random numbers in its step."""
+
+    def __init__(self, loss="cross-entropy"):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, 2, 1),
+            nn.ReLU(),
+            nn.Dropout2d(0.1),
+            nn.AdaptiveMaxPool2d(4),
+            nn.Flatten(),
+            nn.Linear(128, 2),
+        )
+        self.loss = loss
+
+    def forward(self, images):
+        return self.net(images)
+
+    def training_step(self, batch, batch_idx):
+        CALLS.append(batch_idx)
+        images, labels = batch
+        images = images + 0.05 * torch.randn_like(images)
+        scores = self(images)
+        self.log("accuracy", (scores.argmax(1) == labels).float().mean())
+        if self.loss == "cross-entropy":
+            return F.cross_entropy(scores, labels)
+        return (scores - 2.0 * F.one_hot(labels, 2)).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 3e-3)
+
+
+def fit(tmp_path, module, steps=110, logger=True, **flags):
+    """Train for some steps; the loss of each and the callback."""
+    CALLS.clear()
+    pl.seed_everything(3, verbose=False)
+    images, labels = marked_images(256)
+    data = TensorDataset(images, labels)
+    data.classes = ["cat", "dog"]
+    callback = NormGradCallback(budget=None, read_every_n_steps=5, on_error="raise", **flags) if flags else None
+    trainer = pl.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        logger=TensorBoardLogger(tmp_path, name="") if logger else False,
+        callbacks=[callback] if callback else [],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(data, 32, True, generator=torch.Generator().manual_seed(0)))
+    return callback, trainer
+
+
+def test_it_tells_what_the_classes_rest_on(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        callback, trainer = fit(tmp_path, Module(), check=None)
+    assert list(callback.check) == ["cat", "dog"]
+    dog = callback.check["dog"]
+    assert rests(dog)
+    assert dog.n >= 8
+    assert dog.called > 0.9 > 0.2 > dog.called_control
+    said = [record.message for record in caplog.records if "rests on one small place" in record.message]
+    assert any(message.startswith("NormGrad, step ") for message in said)
+    assert f"raises their loss from {dog.plain:.2f} to {dog.covered:.2f}" in said[-1]
+    events = EventAccumulator(trainer.log_dir)
+    events.Reload()
+    assert "normgrad/2b_check/0_what_classes_rest_on" in events.Tags()["images"]
+    assert {f"normgrad/check/{of}/{name}" for of in ("covered", "pasted") for name in ("cat", "dog")} <= set(
+        events.Tags()["scalars"]
+    )
+    (*_, last) = events.Scalars("normgrad/check/covered/dog")
+    assert last.value == pytest.approx(dog.covered_difference, rel=1e-5)
+
+
+def test_training_keeps_its_bits_and_runs_no_step_twice(tmp_path):
+    plain, checked = Module(), Module()
+    _, trainer = fit(tmp_path, plain)
+    calls = list(CALLS)
+    state = torch.get_rng_state()
+    callback, _ = fit(tmp_path, checked, check=None)
+    assert callback.check
+    assert calls == CALLS
+    assert len(CALLS) == 110
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, other in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in checked.modules())
+    assert trainer.callback_metrics["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("flag", [None, False])
+def test_a_loss_that_is_no_cross_entropy_is_left_alone(tmp_path, flag, recwarn):
+    callback, _ = fit(tmp_path, Module("squares"), check=flag)
+    assert callback.check == {}
+    assert len(CALLS) == 110
+    assert not [w for w in recwarn if "NormGrad" in str(w.message)]
+
+
+def test_with_check_true_the_training_loss_is_asked(tmp_path):
+    plain, checked = Module("squares"), Module("squares")
+    fit(tmp_path, plain)
+    callback, _ = fit(tmp_path, checked, check=True)
+    dog = callback.check["dog"]
+    assert dog.called is None
+    assert dog.covered_difference > 0.5
+    assert dog.pasted_difference > 0.5
+    assert len(CALLS) > 110
+    for one, other in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_flag_can_be_set_later():
+    callback = NormGradCallback()
+    assert callback.check == {}
+    callback.check = False
+    assert callback._settings.general.check is False
+    with pytest.raises(ValueError, match="check"):
+        callback.check = "always"

@@ -1,0 +1,417 @@
+"""The page in a real browser: from a real TensorBoard, and as a report that is opened from disk.
+
+Pixels of canvases are compared with what `views.drawing` draws of the same maps.
+"""
+
+import base64
+import io
+import shutil
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, DRIVER, chromium
+from known_log import EVIL, RUNS, STEPS, TAG, coarse_map, image, page, ramp, write_known
+from PIL import Image
+from tab_demo import write_run
+from tab_server import running_tensorboard
+
+from normgrad_lightning.page import Page
+from normgrad_lightning.tensorboard_tab.report import write_report
+from normgrad_lightning.views.drawing import overlays
+from normgrad_lightning.views.resampling import resized_axis
+from normgrad_lightning.views.style import Style
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+]
+
+
+def until(condition, seconds=60):
+    """What `condition()` gives, as soon as it is true."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "the page did not come to what was waited for"
+        time.sleep(0.02)
+    return value
+
+
+class Shown:
+    """The page, as a person uses it."""
+
+    def __init__(self, browser, address):
+        self.browser, self.address = browser, address
+
+    def run(self, code, *arguments):
+        return self.browser.execute_script(code, *arguments)
+
+    def open(self, **chosen):
+        """Open the page with these choices in its address."""
+        self.browser.get("about:blank")
+        self.browser.get(self.address + "#" + "&".join(f"{key}={value}" for key, value in chosen.items()))
+        return self.drawn()
+
+    def drawn(self, wanted=None):
+        """Wait until something, or just this, is drawn."""
+        found = "return document.querySelector('.page')?.dataset.drawn"
+        return until(lambda: (now := self.run(found)) and (wanted is None or now == wanted) and now)
+
+    def set(self, name, value):
+        """Use a control, and wait until the page has drawn what it says."""
+        self.run(
+            """
+            const control = document.querySelector(`[name="${arguments[0]}"]`);
+            delete document.querySelector('.page').dataset.drawn;
+            if (control.type === 'checkbox') control.click();
+            else {
+              control.value = arguments[1];
+              control.dispatchEvent(new Event('input', {bubbles: true}));
+              control.dispatchEvent(new Event('change', {bubbles: true}));
+            }""",
+            name,
+            str(value),
+        )
+        self.drawn()
+
+    def click(self, selector, number=0):
+        self.run("document.querySelectorAll(arguments[0])[arguments[1]].click()", selector, number)
+
+    def text(self, selector="body"):
+        return self.run("return document.querySelector(arguments[0])?.innerText", selector)
+
+    def count(self, selector):
+        return self.run("return document.querySelectorAll(arguments[0]).length", selector)
+
+    def pixels(self, selector, number=0):
+        """The pixels of a canvas, `(H, W, 3)`."""
+        url = self.run("return document.querySelectorAll(arguments[0])[arguments[1]].toDataURL()", selector, number)
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+
+    def errors(self):
+        """What the console says, but for the icon that TensorBoard's bare page does not have."""
+        return [entry for entry in self.browser.get_log("browser") if "favicon" not in entry["message"]]
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """A TensorBoard that has nothing to show at first."""
+    log = tmp_path_factory.mktemp("log")
+    flags = "--load_fast", "false", "--path_prefix", "/pre/fix"
+    with running_tensorboard(log, tmp_path_factory.mktemp("work"), *flags) as url:
+        yield SimpleNamespace(url=url, log=log)
+
+
+@pytest.fixture(scope="module")
+def filled(board):
+    """The same with the known log."""
+    write_known(board.log)
+    return board
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium(1280, 1000) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["tab", "report"])
+def shown(request, browser, tmp_path_factory):
+    if request.param == "tab":
+        url = request.getfixturevalue("filled").url
+        return Shown(browser, f"{url}/data/plugin_entry.html?name=normgrad")
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    write_known(out.parent / "log")
+    write_report([out.parent / "log"], out)
+    return Shown(browser, out.as_uri())
+
+
+@pytest.fixture(autouse=True)
+def no_errors(request):
+    yield
+    if "shown" in request.fixturenames:
+        assert request.getfixturevalue("shown").errors() == []
+
+
+def test_without_data_the_page_helps_and_a_run_appears_without_a_reload(browser, board):
+    shown = Shown(browser, f"{board.url}/data/plugin_entry.html?name=normgrad")
+    assert shown.open() == "empty"
+    assert "NormGradCallback()" in shown.text(".message")
+    write_run(board.log / "live", [page(0)])
+    shown.drawn("classes live 0")
+    write_run(board.log / "live", [page(10)])
+    shown.drawn("classes live 10")
+    assert shown.errors() == []
+    shutil.rmtree(board.log / "live")
+
+
+IMAGES = {"mode": "images", "run": "first", "kind": "probe_order0", "tile": 64, "scale": "image"}
+
+
+def cells(row, column):
+    """The canvas of a cell, in rows of an image and its maps."""
+    return ".grid .cell canvas", row * 4 + column
+
+
+def expected(maps, number, **look):
+    grey = np.full((1, 64, 64), 60 + 40 * number, np.uint8)
+    return overlays(grey, maps[None].astype(np.float32), Style(**look))[0, ..., :3]
+
+
+def test_the_colours_of_known_maps_are_exact(shown):
+    shown.open(**IMAGES, opacity=1, step=10)
+    for number in range(3):
+        values = np.float16(ramp(10, number)).astype(np.float32)  # as it is stored
+        drawn = shown.pixels(*cells(number, 2))
+        np.testing.assert_array_equal(drawn, expected(values, number, opacity=1.0, scale="image"))
+
+
+def test_images_are_under_the_maps_and_values_are_interpolated_before_they_are_coloured(shown):
+    shown.open(**IMAGES, opacity=0.6)
+    for number in range(3):
+        assert abs(shown.pixels(*cells(number, 0)).astype(int) - image(number)).max() <= 1
+        wanted = expected(coarse_map(100, number), number, opacity=0.6, scale="image").astype(int)
+        # a level of a value or of a grey more or less: rounding of float32, of the stored float16, of JPEG
+        assert np.quantile(abs(shown.pixels(*cells(number, 3)).astype(int) - wanted), 0.98) <= 4
+
+
+def test_the_robust_scale_is_that_of_the_package(shown):
+    shown.open(**{**IMAGES, "scale": "robust"}, opacity=1)
+    wanted = expected(ramp(100, 1), 1, opacity=1.0, scale="robust").astype(int)
+    assert np.quantile(abs(shown.pixels(*cells(1, 2)).astype(int) - wanted), 0.98) <= 6
+
+
+def test_the_combined_map_is_that_of_the_package(shown):
+    shown.open(**IMAGES, opacity=1)
+    maps = [make(100, 2)[None] for make in (ramp, coarse_map)]
+    at_size = [resized_axis(resized_axis(m / m.mean(), 2, 64), 1, 64)[0] for m in maps]
+    together = np.exp(np.log(np.maximum(at_size, 1e-6)).mean(axis=0))
+    wanted = expected(together, 2, opacity=1.0, scale="image").astype(int)
+    assert np.quantile(abs(shown.pixels(*cells(2, 1)).astype(int) - wanted), 0.95) <= 8
+
+
+CONTROLS = {"opacity": 0.2, "colors": "viridis", "scale": "robust", "typical": 1, "tile": 96, "kind": "probe_contrast"}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_every_control_of_images_changes_the_maps_and_the_address(shown, name):
+    shown.open(**IMAGES)
+    last = cells(0, 3 if name == "typical" else 2)
+    before = shown.pixels(*last) if name != "kind" else shown.count(".grid .cell")
+    shown.set(name, CONTROLS[name])
+    after = shown.pixels(*last) if name != "kind" else shown.count(".grid .cell")
+    assert np.shape(before) != np.shape(after) or np.any(before != after)
+    address = shown.browser.current_url
+    assert f"{name}={CONTROLS[name]}" in address or (name == "scale" and "scale" not in address)  # the default
+    chosen = shown.run("return document.querySelector(`[name=${arguments[0]}]`).value", name)
+    shown.browser.refresh()
+    shown.drawn()
+    assert shown.run("return document.querySelector(`[name=${arguments[0]}]`).value", name) == chosen
+
+
+def test_the_typical_map_is_divided_away(shown):
+    """Of a layer whose typical map is itself a diagonal, the diagonal loses most."""
+    shown.open(**IMAGES, opacity=1, colors="gray")
+    before = shown.pixels(*cells(0, 3))[..., 0].astype(float)
+    shown.set("typical", 1)
+    after = shown.pixels(*cells(0, 3))[..., 0].astype(float)
+    diagonal = np.eye(64, dtype=bool)
+    change = after - before
+    assert change[diagonal].mean() < change[~diagonal].mean() - 20
+
+
+def test_the_step_slider_and_keys_choose_the_step(shown):
+    shown.open(**IMAGES)
+    assert shown.count(".marks i") == len(STEPS)
+    assert shown.text(".step").startswith("step 100")
+    press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))"
+    shown.run(press, "ArrowLeft")
+    shown.drawn("images first 10")
+    assert "step=10" in shown.browser.current_url
+    shown.run(press, "Home")
+    shown.drawn("images first 0")
+    shown.run("const r = document.querySelector('.track input'); r.value = 1; r.dispatchEvent(new Event('input'))")
+    shown.drawn("images first 10")
+    shown.run(press, "End")
+    shown.drawn("images first 100")
+    assert "step=" not in shown.browser.current_url  # the last step, also when there are more
+
+
+def test_play_goes_through_all_steps(shown):
+    shown.open(**IMAGES, step=0)
+    shown.click(".play")
+    assert shown.run("return document.querySelector('.play').getAttribute('aria-label')") == "Pause"
+    shown.drawn("images first 100")
+    until(lambda: shown.run("return document.querySelector('.play').getAttribute('aria-label')") == "Play")
+
+
+def test_hovering_shows_the_same_place_in_all_columns_with_its_value(shown):
+    shown.open(**IMAGES)
+    shown.run("""
+        const cell = document.querySelectorAll('.grid .cell')[2], box = cell.getBoundingClientRect();
+        const [clientX, clientY] = [Math.ceil(box.left) + 16, Math.ceil(box.top) + 32];
+        cell.dispatchEvent(new MouseEvent('mousemove', {clientX, clientY}));""")
+    places = shown.run(
+        "return [...document.querySelectorAll('.cross:not([hidden])')].map((c) => [c.style.left, c.style.top])"
+    )
+    assert len(places) == 4
+    assert all(abs(float(x[:-1]) - 25) < 1.6 and abs(float(y[:-1]) - 50) < 1.6 for x, y in places)
+    value = ramp(100, 0)[32, 16] / ramp(100, 0).mean()
+    assert shown.run("return document.querySelectorAll('.cell .value')[2].innerText") == f"{value:.1f} × mean"
+
+
+def test_a_click_enlarges_and_keys_go_to_neighbours(shown):
+    shown.open(**IMAGES)
+    shown.click(".grid .cell")
+    assert shown.text("dialog h2") == "Image 1: cat"
+    assert shown.count("dialog .views canvas") == 4
+    shown.run("document.querySelector('dialog').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))")
+    assert shown.text("dialog h2") == f"Image 2: {EVIL}"
+    shown.click("dialog [aria-label=Close]")
+    assert shown.count("dialog[open]") == 0
+
+
+def test_classes_have_patches_the_check_and_the_atlas(shown):
+    shown.open(run="first")
+    assert shown.text(".verdict") == f"{EVIL} rests on one small place."
+    names = shown.run("return [...document.querySelectorAll('.class h2')].map((h) => h.innerText)")
+    assert names == [EVIL, "cat"]  # what the check found comes first
+    assert shown.count(".class:first-child .patches .patch") == 3
+    assert shown.count(".class:first-child .proof canvas") == 2
+    assert shown.count(".class:first-child .atlas canvas") == 2
+    bars = shown.run("return [...document.querySelectorAll('.class:first-child .bars .value')].map((b) => b.innerText)")
+    assert bars == ["0.10", "6.00", "0.20"]
+    assert "84 %" in shown.text(".class:first-child .share")
+    widths = shown.run(
+        "return [...document.querySelectorAll('.class:first-child .bars i:not(.error)')].map((b) => b.style.width)"
+    )
+    assert [float(w[:-1]) for w in widths] == pytest.approx([100 * loss / 6.5 for loss in (0.1, 6.0, 0.2)], abs=0.01)
+
+
+def test_controls_of_classes(shown):
+    shown.open(run="first")
+    shown.set("beside", 1)
+    heads = shown.run("return [...document.querySelectorAll('.class:first-child h3')].map((h) => h.innerText)")
+    assert heads == ["step 0", "step 100"]
+    shown.set("map", "01_last")
+    assert shown.count(".class:first-child .patches .patch") == 2
+    shown.set("order", "name")
+    assert shown.text(".class h2") == "cat"
+    width = "return document.querySelector('.patches canvas').width"
+    before = shown.run(width)
+    shown.set("patch", 48)
+    assert shown.run(width) == 48 < before
+    for name in ("beside=1", "map=01_last", "order=name", "patch=48"):
+        assert name in shown.browser.current_url
+
+
+def test_a_click_on_a_patch_shows_its_whole_image(shown):
+    shown.open(run="first")
+    shown.click(".class:first-child .patches .patch", 1)
+    until(lambda: shown.count("dialog[open]"))
+    assert shown.text("dialog h2") == f"{EVIL}: patch 2 of 3"
+    assert "8.0 times the mean" in shown.text("dialog dl")
+    drawn = shown.pixels("dialog .views canvas")
+    middle = drawn[len(drawn) // 8, drawn.shape[1] // 8].astype(int)
+    assert abs(middle - 100).max() <= 2  # the grey of its image, outside of the box
+    edge = drawn[round(0.25 * len(drawn)), round(0.65 * drawn.shape[1])]
+    assert edge.min() > 150  # the outline of the box
+
+
+def test_compare_two_steps(shown):
+    shown.open(**{**IMAGES, "mode": "compare"}, by="step", layer="net.early", opacity=1, step2=0)
+    heads = shown.run("return [...document.querySelectorAll('.grid .head')].map((h) => h.innerText)")
+    assert heads == ["", "image", "step 100", "step 0", "difference"]
+    for column, step in ((1, 100), (2, 0)):
+        values = np.float16(ramp(step, 1)).astype(np.float32)
+        np.testing.assert_array_equal(shown.pixels(*cells(1, column)), expected(values, 1, opacity=1.0, scale="image"))
+    before = shown.pixels(*cells(1, 3))
+    shown.set("step2", "last")
+    assert np.any(shown.pixels(*cells(1, 3)) != before)
+
+
+def test_compare_two_runs_and_two_kinds(shown):
+    shown.open(mode="compare", by="run", run="first", tile=64)
+    assert "The same images" in shown.text(".note")
+    assert EVIL in shown.run("return [...document.querySelectorAll('.grid .head')].map((h) => h.innerText)")
+    shown.run("document.querySelector('[data-value=kind]').click()")
+    until(lambda: "probe_contrast" in shown.text(".grid"))
+
+
+def test_curves_show_their_values_and_a_click_goes_to_a_step(shown):
+    shown.open(run="first")
+    assert shown.count(".chart") == 2
+    assert shown.text(".chart figcaption").startswith("Hot spot")
+    legend = shown.text(".chart .legend")
+    assert "cat 2.00" in legend
+    assert f"{EVIL} 101" in legend
+    shown.run("""
+        const chart = document.querySelector('.chart svg'), box = chart.getBoundingClientRect();
+        chart.dispatchEvent(new MouseEvent('click', {clientX: box.left + 0.55 * box.width, clientY: box.top + 5}));""")
+    shown.drawn("classes first 10")
+
+
+def test_runs_are_chosen_by_name(shown):
+    shown.open()
+    names = shown.run("return [...document.querySelector('[name=run]').options].map((o) => o.text)")
+    assert sorted(names) == sorted(RUNS)
+    shown.set(
+        "run",
+        shown.run("return [...document.querySelector('[name=run]').options].find((o) => o.text === 'first').value"),
+    )
+    assert shown.drawn() == "classes first 100"
+    assert "val_acc 0.78" in shown.text(".metrics")
+
+
+def test_nothing_from_a_log_is_markup(shown):
+    for mode in ("classes", "images", "compare"):
+        shown.open(mode=mode)
+        assert EVIL in shown.text(".page")
+        assert shown.count("img") == 0
+    shown.run("document.querySelector('.curves').scrollIntoView()")
+
+
+def test_every_control_has_a_name_for_screen_readers(shown):
+    for mode in ("classes", "images", "compare"):
+        shown.open(mode=mode)
+        nameless = shown.run("""
+            return [...document.querySelectorAll('button, input, select, svg')]
+              .filter((e) => !(e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText))
+              .map((e) => e.outerHTML);""")
+        assert nameless == []
+
+
+def test_a_step_that_cannot_be_shown_says_why_and_the_others_go_on(browser, filled):
+    write_run(filled.log / "broken", [page(0), Page(5, blobs={TAG: b"not ours"})])
+    try:
+        shown = Shown(browser, f"{filled.url}/data/plugin_entry.html?name=normgrad")
+        until(
+            lambda: (
+                shown.open(run="broken")
+                and shown.run("return document.querySelector('.page').dataset.drawn") == "classes broken 5"
+            )
+        )
+        assert "it is too short" in shown.text(".message")
+        shown.run("document.querySelector('[aria-label=\"Step before\"]').click()")
+        shown.drawn("classes broken 0")
+        assert shown.text(".message") == ""
+    finally:
+        shutil.rmtree(filled.log / "broken")
+        browser.get_log("browser")
+
+
+def test_inside_of_tensorboard_the_address_keeps_what_is_chosen(browser, filled):
+    browser.get("about:blank")
+    browser.get(f"{filled.url}/#normgrad&p.normgrad.mode=images&p.normgrad.run=first&p.normgrad.tile=64")
+    frame = until(lambda: browser.execute_script("return document.querySelector('iframe')"))
+    browser.switch_to.frame(frame)
+    shown = Shown(browser, filled.url)
+    shown.drawn("images first 100")
+    shown.click("[data-value=compare]")
+    shown.drawn("compare first 100")
+    browser.switch_to.default_content()
+    hash_ = browser.execute_script("return location.hash")
+    assert hash_.startswith("#normgrad&")
+    assert "p.normgrad.mode=compare" in hash_
+    assert "p.normgrad.tile=64" in hash_
