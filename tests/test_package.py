@@ -15,7 +15,7 @@ PACKAGE = Path(normgrad_lightning.__file__).parent
 
 ROAD = """
 checks environment both_lightnings page maps tensorboard_tab
-maths to_host
+maths
 functional
 views
 layers

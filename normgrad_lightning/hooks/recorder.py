@@ -20,11 +20,11 @@ from normgrad_lightning.hooks.gradients import Latest, LayerCall
 from normgrad_lightning.hooks.observer import Observer, ReadCall
 from normgrad_lightning.hooks.readings import READINGS, Point, Reading, add_up, check_kinds, layer_products
 from normgrad_lightning.hooks.safe_hooks import WeakMethod
+from normgrad_lightning.hooks.to_host import OnTheWay
 from normgrad_lightning.layers.module_tree import is_compiled
 from normgrad_lightning.layers.names import AUTO, check_model, check_spec, match_layers
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.layers.own_passes import runs_eagerly
-from normgrad_lightning.to_host import OnTheWay
 from normgrad_lightning.views.map_dict import Maps
 
 ORDER0 = "order0"

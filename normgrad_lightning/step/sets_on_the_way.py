@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from normgrad_lightning.hooks.to_host import OnTheWay
 from normgrad_lightning.maps import MapSet
-from normgrad_lightning.to_host import OnTheWay
 
 Key = TypeVar("Key")
 

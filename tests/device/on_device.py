@@ -15,9 +15,10 @@ from networks import ResNet, ViT, batch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from normgrad_lightning import NormGrad, NormGradCallback, to_host
+from normgrad_lightning import NormGrad, NormGradCallback
 from normgrad_lightning import functional as NF
-from normgrad_lightning.to_host import OnTheWay
+from normgrad_lightning.hooks import to_host
+from normgrad_lightning.hooks.to_host import OnTheWay
 
 on_stand_in = pytest.mark.skipif(chosen.IS_REAL, reason="only the stand-in can do this")
 if not chosen.IS_REAL:

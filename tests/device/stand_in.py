@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from normgrad_lightning import to_host
+from normgrad_lightning.hooks import to_host
 
 NAME = "standin"
 LAUNCHES_UNTIL_ARRIVAL = 50

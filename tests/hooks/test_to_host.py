@@ -2,7 +2,7 @@
 
 import torch
 
-from normgrad_lightning.to_host import OnTheWay, _sent
+from normgrad_lightning.hooks.to_host import OnTheWay, _sent
 
 TENSORS = [
     torch.randn(2, 3, dtype=torch.float16),

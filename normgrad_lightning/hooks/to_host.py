@@ -27,7 +27,7 @@ class OnTheWay:
 
     Example:
         >>> import torch
-        >>> from normgrad_lightning.to_host import OnTheWay
+        >>> from normgrad_lightning.hooks.to_host import OnTheWay
         >>> maps = torch.ones(2)
         >>> copy = OnTheWay([maps, maps.sum()])
         >>> _ = maps.zero_()
