@@ -22,13 +22,14 @@ from normgrad_lightning.settings import (
     GeneralFlags,
     ImageFlags,
     Images,
+    OnError,
     Order1Flags,
     Probe,
     ScheduleFlags,
     Settings,
 )
 from normgrad_lightning.step.loss import check_training_loss
-from normgrad_lightning.step.messages import Messenger, OnError
+from normgrad_lightning.step.messages import Messenger
 from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.figure import latest_figure
 from normgrad_lightning.views.style import Scale, Style

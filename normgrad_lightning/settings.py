@@ -18,12 +18,14 @@ from normgrad_lightning.isolated.inner_step import InnerStep
 from normgrad_lightning.layers.names import AUTO, check_spec
 from normgrad_lightning.layers.options import ReadOptions
 from normgrad_lightning.maps import EPSILON, ORDER1_KINDS, READ_KINDS, Order1Kind
-from normgrad_lightning.step.messages import OnError
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.view_flags import ViewFlags
 
 Images = Literal["balanced", "first", "random", "hardest", "easiest"]
 """All classes in turn, the first of the batch, random ones, those with the most training signal or with the least."""
+
+OnError = Literal["warn", "raise"]
+"""Whether a failure of NormGrad is one warning, or an error."""
 
 _NAME = re.compile(r"[\w.-]+")
 

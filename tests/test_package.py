@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -13,29 +14,15 @@ from normgrad_lightning import maps
 
 PACKAGE = Path(normgrad_lightning.__file__).parent
 
-ROAD = """
-checks environment both_lightnings page maps tensorboard_tab
-maths
-functional
-views
-layers
-auto_layers
-hooks
-isolated
-check
-settings step
-writers
-run_state
-session
-callback
-env_activation cli
-__init__
-"""
-"""The rooms, and the modules beside them, from the bottom up: each knows those of the lines above and of its own."""
 
-LEVEL = {room: level for level, line in enumerate(ROAD.splitlines()) for room in line.split()}
-LIGHTNING = LEVEL["settings"]
-"""From here on, a room may import Lightning."""
+def arrows_of_the_picture():
+    """What each room imports, by the picture of the rooms in tests/README.md: `a, b ─► c` are two arrows."""
+    page = (Path(__file__).parent / "README.md").read_text()
+    picture = re.search(r"<!-- rooms -->\n\n```\n(.*?)```", page, flags=re.DOTALL)[1]
+    for line in picture.splitlines():
+        rooms = [part.strip().split(", ") for part in line.split("─►")]
+        for left, right in pairwise(rooms):
+            yield from product(left, right)
 
 
 def room_of(path):
@@ -53,17 +40,31 @@ def imports(path):
                 yield node.module
 
 
-def test_every_room_is_on_the_road():
-    assert {room_of(path) for path in PACKAGE.rglob("*.py")} == set(LEVEL)
+ARROWS = set(arrows_of_the_picture())
+ROOMS = {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"}
 
 
-@pytest.mark.parametrize("room", LEVEL)
-def test_a_room_knows_only_those_before_it(room):
+def below(room):
+    """The rooms that a room may import: those that arrows lead to. A circle of arrows has no end."""
+    nearest = {to for start, to in ARROWS if start == room}
+    return nearest.union(*map(below, nearest))
+
+
+def test_the_picture_shows_every_room():
+    assert {room for arrow in ARROWS for room in arrow} == ROOMS
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_imports_those_that_its_arrows_lead_to(room):
     names = [name.split(".") for path in PACKAGE.rglob("*.py") if room_of(path) == room for name in imports(path)]
-    ours = {parts[1] for parts in names if parts[0] == "normgrad_lightning"}
-    assert not [other for other in ours if LEVEL[other] > LEVEL[room]]
+    ours = {parts[1] for parts in names if parts[0] == "normgrad_lightning"} - {room}
+    assert {to for start, to in ARROWS if start == room} <= ours <= below(room)
     others = {parts[0] for parts in names}
-    assert LEVEL[room] >= LIGHTNING or not {"lightning", "pytorch_lightning"} & others
+    assert "settings" in below(room) or not {"lightning", "pytorch_lightning"} & others
+
+
+def test_at_most_ten_modules_lie_flat():
+    assert len([path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]) <= 10
 
 
 def test_the_type_of_order_1_kinds_names_those_of_the_table():

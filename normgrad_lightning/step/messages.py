@@ -7,14 +7,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from normgrad_lightning.isolated.interrupts import interrupt_behind
+from normgrad_lightning.settings import OnError
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
-
-OnError = Literal["warn", "raise"]
 
 
 def warn(sentence: str) -> None:
