@@ -13,10 +13,10 @@ from torch import Tensor
 from normgrad_lightning.both_lightnings import for_both_lightnings
 from normgrad_lightning.check.results import ClassCheck
 from normgrad_lightning.environment import REMOVED, SWITCH, switch
+from normgrad_lightning.fit.session import Session
+from normgrad_lightning.fit.state import RunState
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.maps import MapSet, Order1Kind
-from normgrad_lightning.run_state import RunState
-from normgrad_lightning.session import Session
 from normgrad_lightning.settings import (
     FLAGS,
     GeneralFlags,

@@ -1,7 +1,4 @@
-"""One `fit`: which of its steps are read, what is seen of them, and when that is shown.
-
-Nothing waits for what was seen: it is shown at the end of the next training step, when it has long arrived.
-"""
+"""One `fit`: which of its steps are read, and what is seen of them."""
 
 from __future__ import annotations
 
@@ -13,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from normgrad_lightning.fit.showing import Record, Showing
+from normgrad_lightning.fit.state import RunState
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
-from normgrad_lightning.run_state import RunState
 from normgrad_lightning.settings import Settings
 from normgrad_lightning.step.budget import EVENT, READING
 from normgrad_lightning.step.check import StepCheck
@@ -26,7 +24,7 @@ from normgrad_lightning.step.live import StepReader
 from normgrad_lightning.step.loss import TrainingLoss
 from normgrad_lightning.step.masks import masks_of
 from normgrad_lightning.step.messages import Messenger
-from normgrad_lightning.step.normalisation import Normalisation, normalisation_of
+from normgrad_lightning.step.normalisation import normalisation_of
 from normgrad_lightning.step.order1 import about_order1, order1_of_batch
 from normgrad_lightning.step.probe import about_probe, probe_order0, probe_order1
 from normgrad_lightning.step.reader import Read
@@ -34,7 +32,7 @@ from normgrad_lightning.step.schedule import is_last_step
 from normgrad_lightning.step.sets_on_the_way import SetsOnTheWay
 from normgrad_lightning.views.pooled_batch import pooled
 from normgrad_lightning.views.style import Style
-from normgrad_lightning.writers.outputs import Outputs, places_of
+from normgrad_lightning.writers.outputs import Outputs
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -42,29 +40,6 @@ if TYPE_CHECKING:
 _LONG_ENOUGH = 30.0
 _TOO_MUCH = 0.1
 """Seconds of training, and the part of it, from which on the user is warned of the cost."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """What was seen of a step, to be shown one step later.
-
-    Attributes:
-        step: `trainer.global_step` when its batch began.
-        settings: all flags, as they were then.
-        is_event: whether its maps are shown.
-        sets: the maps of the images that are shown, those of the step itself first; none if the step was only read.
-        batch: order-0 maps of the whole batch on coarse grids, for the views that collect; at most one set.
-        skipped: how many kinds of maps are missing because a gradient was not finite.
-        about: sentences on what is read.
-    """
-
-    step: int
-    settings: Settings
-    is_event: bool
-    sets: SetsOnTheWay
-    batch: SetsOnTheWay
-    skipped: int
-    about: Sequence[str]
 
 
 @dataclass
@@ -93,14 +68,11 @@ class Session:
         self._trainer = weakref.ref(trainer)
         self._state = state
         self._messenger = messenger
-        self._outputs = outputs
+        self._showing = Showing(trainer, state, messenger, outputs, group, self._check_page)
         self._group = group
         self._reader: StepReader | None = None
         self._classes: Sequence[str] | None = None
-        self._normalisation: Normalisation | None = None
-        self._fits = False
         self._open: OpenStep | None = None
-        self._pending: Record | None = None
         self._check: StepCheck | None = None
         self._last_step = 0
 
@@ -138,7 +110,7 @@ class Session:
                 check_classes(given, trainer.train_dataloader, module)
             self._classes = given or classes_of(trainer.train_dataloader)
         with self._messenger.guard("looking for the normalisation of the images"):
-            self._normalisation = normalisation_of(trainer.train_dataloader)
+            self._showing.normalisation = normalisation_of(trainer.train_dataloader)
 
     def see_validation(self, module: LightningModule, batch: Any, settings: Settings) -> None:
         """Let the probe take its images, if it wants them from validation."""
@@ -158,7 +130,7 @@ class Session:
         is_last = is_last_step(trainer, batch_idx)
         is_event = schedule.is_due(step, when, between_events, is_last=is_last)
         with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
-        may_read = self._collects(settings) and self._reader.is_free
+        may_read = self._showing.collects(settings) and self._reader.is_free
         if is_event or (may_read and schedule.reading_is_due(step, between_readings)):
             self._messenger.on_error = settings.general.on_error
             context = StepContext(
@@ -215,7 +187,7 @@ class Session:
         if step is not None:
             read = self._stop(reader)
             try:
-                self._pending = self._record(step, read, reader, outputs)
+                self._showing.pending = self._record(step, read, reader, outputs)
             finally:
                 _forget(read)
         budget.end_step(None if step is None else "event" if step.context.is_event else "reading")
@@ -245,35 +217,11 @@ class Session:
         if self._check is not None:
             with self._messenger.guard("concluding the check"):
                 self._check.conclude()
-        self._write_last_pages(trainer, settings)
-        if "tab" in settings.views.chosen:
-            self._outputs.write_report(trainer)
-
-    def _write_last_pages(self, trainer: Trainer, settings: Settings) -> None:
-        """Write what views have for the end."""
-        if not self._outputs.writers:
-            return
-        style = self._style(settings)
-        pages = self._state.views.last_pages(style, settings.views, self._messenger.guard)
-        for page in [*pages, *self._check_pages(self._last_step, style)]:
-            written = self._outputs.write([page])
-            films = ", ".join(f"{tag}.webp" for tag in page.films)
-            if written and films:
-                places = places_of(written)
-                self._messenger.announce(trainer, f"NormGrad wrote a film of the probe, {films}, to {places}.")
-
-    def _check_pages(self, step: int, style: Style) -> list[Page]:
-        """Return a page of what the check has measured, if that is new."""
-        with self._messenger.guard("drawing the check"):
-            page = None if self._check is None else self._check.page(step, style, self._group, self._classes)
-            return [] if page is None else [page]
-        return []
+        self._showing.conclude(trainer, settings, self._last_step)
 
     def finish(self) -> None:
         """Show what is pending."""
-        record, self._pending = self._pending, None
-        if record is not None:
-            self._show(record)
+        self._showing.finish()
 
     def drop(self) -> None:
         """End the step without a look at it, if one is being read."""
@@ -282,18 +230,8 @@ class Session:
         if self._open is not None and self._reader is not None:
             _forget(self._stop(self._reader))
 
-    def _collects(self, settings: Settings) -> bool:
-        """Return whether a view that somebody will see needs the maps of whole batches."""
-        return bool(self._outputs.writers) and settings.views.collects
-
-    def _style(self, settings: Settings, one: MapSet | None = None) -> Style:
-        """Return how pictures look: in true colours, if the normalisation was found and fits the images."""
-        style, found = settings.style, self._normalisation
-        if one is not None and one.images is not None and found is not None:
-            self._fits = len(found[0]) in (1, one.images.shape[1])
-        if found is None or not self._fits or not (style.mean is None and style.std is None):
-            return style
-        return replace(style, mean=found[0], std=found[1])
+    def _check_page(self, step: int, style: Style) -> Page | None:
+        return None if self._check is None else self._check.page(step, style, self._group, self._classes)
 
     def _labels(self, module: LightningModule, batch: Any, *, is_event: bool) -> Sequence[int] | None:
         """Return the labels; those of a step that is only read are not needed before its maps are."""
@@ -364,7 +302,7 @@ class Session:
             with guard("doing the check"):
                 self._check.end(context, live.sets, outputs, trained=trained, is_last=step.is_last)
         batch, sets, skipped, about = list[MapSet](), list[MapSet](), 0, list[str]()
-        if trained and live.sets and self._collects(context.settings):
+        if trained and live.sets and self._showing.collects(context.settings):
             with guard("collecting from a batch"):
                 batch = [pooled(live.sets[0])]
         if context.is_event:
@@ -406,45 +344,6 @@ class Session:
                     raise seen.excuse
                 return
 
-    def _show(self, record: Record) -> None:
-        """Keep the maps of a step, draw its pages, and give these to every writer."""
-        settings, messenger, views = record.settings, self._messenger, self._state.views
-        with messenger.guard("collecting from a batch"):
-            for batch in record.batch.arrived():
-                views.add(batch, self._style(settings, batch), settings.views, messenger.guard)
-        if not record.is_event:
-            return
-        sets = record.sets.arrived()
-        live = [one for one in sets if one.largest]
-        is_finite = all(bool(value.isfinite()) for one in live for value in one.largest.values())
-        sets = [one for one in sets if is_finite or not one.largest]
-        skipped = record.skipped + (not is_finite)
-        self._state.keep_maps(sets, skipped)
-        if skipped:
-            messenger.warn_once(
-                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
-                "`callback.skipped` counts them."
-            )
-        _warn_of_zeros(live[:1], messenger)
-        trainer = self._trainer()
-        if sets and trainer is not None:
-            with messenger.guard("showing the maps"):
-                self._write(trainer, record, sets)
-
-    def _write(self, trainer: Trainer, record: Record, sets: Sequence[MapSet]) -> None:
-        settings, writers = record.settings, self._outputs.writers
-        if not writers:
-            self._outputs.announce(trainer, (), record.about)
-            return
-        style = self._style(settings, sets[0])
-        pages = self._state.views.pages(sets, style, settings.views, self._messenger.guard)
-        pages += self._check_pages(record.step, style)
-        if pages and "curves" in settings.views.chosen:
-            pages.append(Page(record.step, scalars={f"{self._group}/cost": self._state.budget.share}))
-        all_come_later = not pages and settings.views.views is not None
-        written = writers if all_come_later else self._outputs.write(pages)
-        self._outputs.announce(trainer, written, record.about)
-
 
 def _forget(read: Read) -> None:
     """Keep nothing of a step."""
@@ -455,20 +354,3 @@ def _forget(read: Read) -> None:
 def _numbered(one: MapSet, layers: Sequence[str]) -> MapSet:
     """Return the set with its layers in the order that the step has shown: a layer has one number in all tags."""
     return replace(one, layers=list(dict.fromkeys([*layers, *one.layers])))
-
-
-def _warn_of_zeros(sets: Sequence[MapSet], messenger: Messenger) -> None:
-    """Warn once of each layer whose map is zero everywhere."""
-    largest = [(layer, value) for one in sets for layer, value in one.largest.items()]
-    if len(largest) > 1 and not any(value for _, value in largest):
-        messenger.warn_once(
-            "NormGrad: the maps of all layers are zero everywhere: the loss has no gradient, as when it is zero. At "
-            "the first step this happens if the head's weights start at zero."
-        )
-        return
-    for name in [layer for layer, value in largest if value == 0]:
-        messenger.warn_once(
-            f"NormGrad: the map of {name!r} is zero everywhere: no gradient reaches its locations. At the first "
-            "step this happens if the head's weights start at zero. If it continues, the head reads only a class "
-            "token: choose an earlier layer."
-        )
