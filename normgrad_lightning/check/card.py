@@ -41,13 +41,14 @@ class _Bar(NamedTuple):
     is_region: bool
 
 
-def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer) -> Page | None:
+def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer, seen: int = 0) -> Page | None:
     """Return a card of what the check has measured, and curves of the differences to the controls; None if nothing.
 
     Args:
         checks: by class.
         style: how pictures look.
         namer: for tags.
+        seen: how many classes training has shown.
     """
     if not checks:
         return None
@@ -61,15 +62,15 @@ def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer) 
         for label, tag in namer.tags(name, values).items()
         if (value := values[label]) is not None
     }
-    picture = check_card(list(checks.values()), style)
+    picture = check_card(list(checks.values()), style, seen)
     tag = f"{namer.group}/2b_check/0_what_classes_rest_on"
     return Page(namer.step, [Picture(tag, jpeg(picture, 90), *picture.shape[:2])], scalars)
 
 
-def check_card(checks: Sequence[ClassCheck], style: Style) -> Pixels:
+def check_card(checks: Sequence[ClassCheck], style: Style, seen: int = 0) -> Pixels:
     """Return the card, `(H, W, 4)`: the sentence, then a block for each class."""
     shown = sorted(checks, key=_least, reverse=True)[:CLASSES]
-    told = sentence(checks)
+    told = sentence(checks, seen)
     parts = [_text(told.replace("`", ""), _BLACK)]
     for one in shown:
         parts += _block(one, style)

@@ -14,12 +14,13 @@ from normgrad_lightning.views.style import Style
 _FORMS = {"square": "a square around the peak", "tenth": "the strongest tenth"}
 
 
-def check_for_tab(checks: Mapping[int, ClassCheck], style: Style) -> event.Check | None:
+def check_for_tab(checks: Mapping[int, ClassCheck], style: Style, seen: int = 0) -> event.Check | None:
     """Return what the tab shows of a check; None if nothing was measured.
 
     Args:
         checks: by class. Pictures go with those that rest on one place, and with a few of the others.
         style: how pictures look.
+        seen: how many classes training has shown.
     """
     if not checks:
         return None
@@ -27,7 +28,7 @@ def check_for_tab(checks: Mapping[int, ClassCheck], style: Style) -> event.Check
     pictured = {one.name for one in in_order[:CLASSES]}
     classes = [_of_class(one, style, with_pictures=one.name in pictured) for one in checks.values()]
     step = max(one.step for one in checks.values())
-    return event.Check(step, classes, _plain(sentence(list(checks.values()))))
+    return event.Check(step, classes, _plain(sentence(list(checks.values()), seen)))
 
 
 def _of_class(one: ClassCheck, style: Style, *, with_pictures: bool) -> event.ClassCheck:

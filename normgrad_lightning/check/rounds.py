@@ -193,6 +193,11 @@ class Check:
         """The classes that something is known of, or `ALL`."""
         return sorted(self._latest())
 
+    @property
+    def seen(self) -> int:
+        """How many classes training has shown while something was measured."""
+        return sum(label > ALL for label in self._counts)
+
     def is_due(self, step: int) -> bool:
         """Return whether there is something to do at this step: a round begins, or is not over."""
         return round_of(step) > self._round or (self._round > 0 and not self.is_complete)
