@@ -99,7 +99,7 @@ def _called(check: ClassCheck) -> str:
 
 def _nothing(checks: Collection[ClassCheck], seen: int) -> str:
     largest = max(checks, key=_least)
-    doubt = "Not yet sure: so far, no" if largest.step < EARLY else "No"
+    doubt = "Not yet sure: so far, no" if 0 < largest.step < EARLY else "No"
     of = f" Checked: {len(checks)} of {seen} classes." if seen > len(checks) else ""
     return (
         f"{doubt} small place was found that a class rests on, which is no all-clear (largest: {_measured(largest)})."
@@ -109,7 +109,8 @@ def _nothing(checks: Collection[ClassCheck], seen: int) -> str:
 
 def _measured(check: ClassCheck) -> str:
     covered, *pasted = (f"{difference:.2f} ± {error:.2f}" for difference, error in _differences(check))
-    told = f"`{check.name}`, with {check.n} images at step {check.step}: covering adds {covered} to its loss"
+    when = f" at step {check.step}" if check.step else ""
+    told = f"`{check.name}`, with {check.n} images{when}: covering adds {covered} to its loss"
     if pasted:
         return f"{told}, pasting {pasted[0]} to that of others"
     return f"{told}; nothing was pasted, which takes labels of several classes"
