@@ -5,7 +5,6 @@ A card of TensorBoard is 350 pixels wide. The picture is twice as wide, and its 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -90,7 +89,7 @@ def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
     yield _blank(_GAP)
     yield _text(f"{check.name}: {100 * check.area:.0f} % of the image, {form}; {check.n} images", _BLACK)
     if check.example is not None:
-        heads = ["the place", "covered", "pasted"] if check.pasted is not None else ["the place", "covered"]
+        heads = heads_of(check)
         tiles = example_tiles(check.example, style)[: len(heads)]
         yield _heads(heads)
         yield _side_by_side(tiles)
@@ -101,6 +100,11 @@ def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
     if check.called is not None and check.called_control is not None:
         called, control = (f"{100 * share:.0f} %" for share in (check.called, check.called_control))
         yield _text(f"{called} of those pasted into are called {check.name} (another part: {control})", _BLACK)
+
+
+def heads_of(check: ClassCheck) -> list[str]:
+    """Return what to write above the pictures of a class."""
+    return ["the place", "covered by others", "pasted into others"][: 2 if check.pasted is None else 3]
 
 
 def _bars(check: ClassCheck) -> Iterator[_Bar]:
@@ -118,12 +122,22 @@ def _blank(height: int) -> Pixels:
 
 def _text(text: str, level: int) -> Pixels:
     """Return lines of text, broken where the card ends."""
-    letters = int(_WIDTH / length_of("n", _LETTERS) * 1.05)
-    lines = textwrap.wrap(text, letters)
+    lines = _wrapped(text)
     picture = _blank(len(lines) * line_height(_LETTERS))
     for number, line in enumerate(lines):
         write(picture, fitted(line, _WIDTH - 4, _LETTERS), _LETTERS, (number * line_height(_LETTERS), 2), level)
     return picture
+
+
+def _wrapped(text: str) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and length_of(longer, _LETTERS) > _WIDTH - 4:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _heads(heads: Sequence[str]) -> Pixels:

@@ -76,18 +76,25 @@ def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:
         return f"The check is not sure of anything: it had fewer than {MIN_IMAGES} images of each class."
     open_ones = [check for check in checks if may_rest(check)]
     if open_ones:
-        return f"Not yet sure of {_measured(max(open_ones, key=_least))}."
+        return _doubts(max(open_ones, key=_least))
     return _nothing(checks, seen)
 
 
 def _says(check: ClassCheck) -> str:
-    what = "one small place" if check.form == "square" else "a small part of its images"
     return (
-        f"`{check.name}` rests on {what}: covering {100 * check.area:.0f} % of its images raises their loss "
+        f"`{check.name}` rests on {_what(check)}: covering {100 * check.area:.0f} % of its images raises their loss "
         f"from {check.plain:.2f} to {check.covered:.2f} ({check.covered_control:.2f} if another place is covered; "
         f"{check.n} images); pasted into other images, the same place raises theirs from {check.pasted_control:.2f} to "
         f"{check.pasted:.2f}.{_called(check)}"
     )
+
+
+def _what(check: ClassCheck) -> str:
+    return "one small place" if check.form == "square" else "a small part of its images"
+
+
+def _doubts(check: ClassCheck) -> str:
+    return f"Not yet sure whether `{check.name}` rests on {_what(check)}: {_measured(check)}.{_called(check)}"
 
 
 def _called(check: ClassCheck) -> str:
@@ -101,18 +108,16 @@ def _nothing(checks: Collection[ClassCheck], seen: int) -> str:
     largest = max(checks, key=_least)
     doubt = "Not yet sure: so far, no" if 0 < largest.step < EARLY else "No"
     of = f" Checked: {len(checks)} of {seen} classes." if seen > len(checks) else ""
-    return (
-        f"{doubt} small place was found that a class rests on, which is no all-clear (largest: {_measured(largest)})."
-        f"{of} {UNSEEN}"
-    )
+    which = f"largest: `{largest.name}`, {_measured(largest)}"
+    return f"{doubt} small place was found that a class rests on, which is no all-clear ({which}).{of} {UNSEEN}"
 
 
 def _measured(check: ClassCheck) -> str:
     covered, *pasted = (f"{difference:.2f} ± {error:.2f}" for difference, error in _differences(check))
     when = f" at step {check.step}" if check.step else ""
-    told = f"`{check.name}`, with {check.n} images{when}: covering adds {covered} to its loss"
+    told = f"with {check.n} images{when}, covering {100 * check.area:.0f} % adds {covered} to their loss"
     if pasted:
-        return f"{told}, pasting {pasted[0]} to that of others"
+        return f"{told}, pasting it into others {pasted[0]} to theirs"
     return f"{told}; nothing was pasted, which takes labels of several classes"
 
 

@@ -94,7 +94,7 @@ def test_a_network_that_reads_one_place_is_told_and_one_that_reads_everything_is
     assert told.startswith(
         "Not yet sure: so far, no small place was found that a class rests on, which is no all-clear"
     )
-    assert "with 8 images at step 50: covering adds 0." in told
+    assert "with 8 images at step 50, covering " in told
     assert told.endswith(
         "What is everywhere in an image (tint, blur, noise) cannot be seen this way; marks that are long or in several "
         "parts may be missed."
@@ -186,7 +186,7 @@ def test_what_was_not_found_is_no_all_clear():
     cat, dog = one_class("cat", covered=0.1, pasted=-0.2), one_class(covered=0.3, pasted=0.2, n=8)
     assert sentence([cat, dog]).startswith(
         "No small place was found that a class rests on, which is no all-clear (largest: `dog`, with 8 images at step "
-        "500: covering adds 0.30 ± 0.10 to its loss, pasting 0.20 ± 0.10 to that of others). What is everywhere"
+        "500, covering 4 % adds 0.30 ± 0.10 to their loss, pasting it into others 0.20 ± 0.10 to theirs). What is ever"
     )
     assert "Checked: 2 of 1000 classes." in sentence([cat, dog], 1000)
     assert "Checked" not in sentence([cat, dog], 2)
@@ -207,11 +207,15 @@ def test_what_is_open_is_not_yet_sure(known):
     dog = one_class(**known)
     assert not rests(dog)
     told = sentence([one_class("cat"), dog])
-    assert told.startswith(f"Not yet sure of `dog`, with {dog.n} images at step 500: covering adds {dog.covered:.2f} ±")
+    what = "a small part of its images" if dog.form == "tenth" else "one small place"
+    assert told.startswith(
+        f"Not yet sure whether `dog` rests on {what}: with {dog.n} images at step 500, covering 4 % adds "
+        f"{dog.covered:.2f} ± {dog.covered_error:.2f} to their loss"
+    )
     if dog.pasted is None:
         assert told.endswith("nothing was pasted, which takes labels of several classes.")
     else:
-        assert told.endswith(f"pasting {dog.pasted:.2f} ± {dog.pasted_error:.2f} to that of others.")
+        assert told.endswith(f"pasting it into others {dog.pasted:.2f} ± {dog.pasted_error:.2f} to theirs.")
 
 
 def test_each_piece_is_bounded_and_each_image_counts_once():
@@ -288,7 +292,7 @@ def test_without_labels_there_is_one_row_and_nothing_is_pasted():
     assert found["all"].pasted is None
     assert found["all"].pasted_difference is None
     assert not rests(found["all"])
-    assert sentence(found.values()).startswith("Not yet sure of `all`, with ")
+    assert sentence(found.values()).startswith("Not yet sure whether `all` rests on one small place: with ")
     assert "nothing was pasted" in sentence(found.values())
 
 
