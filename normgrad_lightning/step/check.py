@@ -160,7 +160,7 @@ class StepCheck:
         total = math.inf
         with suppress(Exception):  # of accumulation that changes on the way, Lightning cannot tell
             total = float(trainer.estimated_stepping_batches)
-        return math.isfinite(total) and step >= (1 - _NEAR_END) * total
+        return math.isfinite(total) and step >= min((1 - _NEAR_END) * total, total - 1)
 
     def _tell(self, context: StepContext) -> None:
         """Say which classes rest on one small place, each once."""
