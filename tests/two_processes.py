@@ -211,7 +211,7 @@ class Setup:
         logger = TensorBoardLogger(folder, name=None, version="")  # one folder, whichever process asks first
         fixed = {"data": partial(loader, 48), "devices": 2, "logger": logger}
         with self.around():
-            return train(make or self.make, folder, callback, **fixed, **self.options())
+            return train(make or self.make, folder, callback, **{**fixed, **self.options()})
 
 
 def ddp(kind: type[DDPStrategy] = DDPStrategy, **options: Any) -> Callable[[], dict[str, Any]]:
@@ -231,6 +231,7 @@ SETUPS = {
     "counted": Setup(ddp(), around=Collectives),
     "compiled": Setup(ddp(), Compiled),
     "probe": Setup(ddp(), flags={"probe": "train"}),
+    "checked": Setup(lambda: {"strategy": "ddp", "data": partial(loader, 768, 64)}, WithoutDropout),
     "talks_in_backward": Setup(ddp(), TalksInBackward, flags={"probe": "train", "on_error": "warn"}),
     "fsdp1": Setup(lambda: {"strategy": FSDPOnCPU()}, Wrapped, sharded=True),
     "fsdp2": Setup(lambda: {"strategy": ModelParallelStrategy(2, 1)}, Sharded, sharded=True),
@@ -255,6 +256,7 @@ def keep(path: Path, trainer: Any, seen: dict[str, Any], **more: Any) -> None:
         "order1": {} if history is None else history.order1,
         "shown": [] if history is None else [history.callback.maps, history.callback.order1, history.callback.inputs],
         "probe": [] if history is None else probe_of(history.callback),
+        "check": {} if history is None else {name: one.n for name, one in history.callback.check.items()},
         "process": os.getpid(),
         "log_dir": trainer.logger.log_dir,
         **more,

@@ -318,6 +318,17 @@ def test_a_strategy_made_of_fsdp_is_refused_by_any_name():
         check_training_loss(trainer, Lit(), "`order1_every_n_steps`: order-1 maps")
 
 
+def test_the_check_runs_on_rank_0_alone(ran):
+    plain, (first, other) = ran.of("checked", "plain"), ran.of("checked", "watched")
+    for before, after in zip(plain, (first, other), strict=True):
+        for what in before["traces"]:
+            assert same(before["traces"][what], after["traces"][what]), f"{what} differ with the check"
+        assert after["warned"] == []
+    assert len(first["check"]) >= 3
+    assert min(first["check"].values()) >= 8
+    assert other["check"] == {}
+
+
 @pytest.mark.parametrize("name", [name for name in SETUPS if name not in ("ddp_spawn", "killed")])
 def test_no_collective_is_ours(ran, name):
     plain, watched = ran.of(name, "off" if name in SHARDED else "plain"), ran.of(name, "watched")
