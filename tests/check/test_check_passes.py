@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from networks import ResNet
 from oracles import OnePlace, maps_at_the_place, marked_images, mean_loss, slow_losses
 from torch import nn
+from torchvision.models.detection import FCOS
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from normgrad_lightning.check import regions
 from normgrad_lightning.check.network import NetworkWatch, recognised
@@ -272,6 +274,27 @@ def test_a_segmenter_is_checked_through_its_loss():
     found = pool.losses(changed, [0, 1], [1, 2])
     expected = torch.stack([loss_fn(network, (changed.covered[n : n + 1], masks[n : n + 1])) for n in range(2)])
     torch.testing.assert_close(found.covered, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_detector_of_torchvision_is_checked_through_its_losses():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 32, 3, 2, 1), nn.ReLU())
+    backbone.out_channels = 32
+    anchors = AnchorGenerator(((16,),), ((1.0,),))
+    network = FCOS(backbone, 3, anchor_generator=anchors, min_size=64, max_size=64).train()
+    images = torch.rand(6, 3, 64, 64)
+    targets = [{"boxes": torch.tensor([[9.0, 9.0, 30.0, 30.0]]), "labels": torch.tensor([1 + n % 2])} for n in range(6)]
+
+    def loss_fn(module, batch):
+        return sum(module(*batch).values())
+
+    pool = loss_pool(network, loss_fn, (list(images), targets), [n % 2 for n in range(6)], layers=["backbone.2"])
+    changed, region, control = changed_rows(pool.images, ROWS, DONORS, pool.maps["backbone.2"])
+    found = pool.losses(changed, ROWS, DONORS)
+    raw = Changed.of(images[ROWS], images[DONORS], region, control)
+    for name, of in {"covered": ROWS, "covered_control": ROWS, "pasted": DONORS, "pasted_control": DONORS}.items():
+        expected = [loss_fn(network, ([image], [targets[n]])) for image, n in zip(getattr(raw, name), of, strict=True)]
+        torch.testing.assert_close(getattr(found, name), torch.stack(expected).detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_compiled_modules_are_not_watched_from_inside():

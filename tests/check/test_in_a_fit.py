@@ -1,6 +1,7 @@
 """The check in a fit: by default nothing of the user's runs twice, and training keeps its bits."""
 
 import logging
+import weakref
 
 import pytest
 import pytorch_lightning as pl
@@ -16,6 +17,7 @@ from normgrad_lightning import NormGradCallback
 from normgrad_lightning.check.rule import rests
 
 CALLS = []
+"""A global of the user's: the batches of all steps."""
 
 
 class Module(pl.LightningModule):
@@ -36,13 +38,18 @@ class Module(pl.LightningModule):
             nn.Linear(128, 2),
         )
         self.loss = loss
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.batches = []
 
     def forward(self, images):
         return self.net(images)
 
     def training_step(self, batch, batch_idx):
         CALLS.append(batch_idx)
+        print("step", batch_idx)
+        self.steps += 1
         images, labels = batch
+        self.batches.append(weakref.ref(images))
         images = images + 0.05 * torch.randn_like(images)
         scores = self(images)
         self.log("accuracy", (scores.argmax(1) == labels).float().mean())
@@ -54,24 +61,34 @@ class Module(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), 3e-3)
 
 
-def fit(tmp_path, module, steps=110, logger=True, **flags):
+def fit(
+    tmp_path,
+    module,
+    steps=110,
+    logger=True,
+    callbacks=(),
+    batch_size=32,
+    number_as_label=True,
+    on_error="raise",
+    **flags,
+):
     """Train for some steps; the loss of each and the callback."""
     CALLS.clear()
     pl.seed_everything(3, verbose=False)
     images, labels = marked_images(256)
-    data = TensorDataset(images, labels)
+    data = TensorDataset(images, labels if number_as_label else 1.7 * labels - 0.8)
     data.classes = ["cat", "dog"]
-    callback = NormGradCallback(budget=None, read_every_n_steps=5, on_error="raise", **flags) if flags else None
+    callback = NormGradCallback(budget=None, read_every_n_steps=5, on_error=on_error, **flags) if flags else None
     trainer = pl.Trainer(
         max_steps=steps,
         accelerator="cpu",
         logger=TensorBoardLogger(tmp_path, name="") if logger else False,
-        callbacks=[callback] if callback else [],
+        callbacks=[*callbacks, *([callback] if callback else [])],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, DataLoader(data, 32, True, generator=torch.Generator().manual_seed(0)))
+    trainer.fit(module, DataLoader(data, batch_size, True, generator=torch.Generator().manual_seed(0)))
     return callback, trainer
 
 
@@ -96,15 +113,29 @@ def test_it_tells_what_the_classes_rest_on(tmp_path, caplog):
     assert last.value == pytest.approx(dog.covered_difference, rel=1e-5)
 
 
-def test_training_keeps_its_bits_and_runs_no_step_twice(tmp_path):
-    plain, checked = Module(), Module()
+class Lives(pl.Callback):
+    """At the start of each step, counts the batches of those before the last one that are still somewhere."""
+
+    def __init__(self):
+        self.most = 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.most = max(self.most, sum(of() is not None for of in pl_module.batches[:-1]))
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in pl_module.modules())
+
+
+def test_training_keeps_its_bits_and_runs_no_step_twice(tmp_path, capsys):
+    plain, checked, lives = Module(), Module(), Lives()
     _, trainer = fit(tmp_path, plain)
-    calls = list(CALLS)
+    calls, printed = list(CALLS), capsys.readouterr().out
     state = torch.get_rng_state()
-    callback, _ = fit(tmp_path, checked, check=None)
+    callback, _ = fit(tmp_path, checked, callbacks=[lives], check=None)
     assert callback.check
     assert calls == CALLS
-    assert len(CALLS) == 110
+    assert len(CALLS) == checked.steps == 110
+    assert printed.count("step") == 110
+    assert [line for line in capsys.readouterr().out.splitlines() if "step" in line] == printed.splitlines()
+    assert lives.most == 0
     assert torch.equal(torch.get_rng_state(), state)
     for one, other in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True):
         assert torch.equal(one, other)
@@ -131,6 +162,88 @@ def test_with_check_true_the_training_loss_is_asked(tmp_path):
     assert len(CALLS) > 110
     for one, other in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+class Regression(Module):
+    """No labels: what it learns is a number for each image."""
+
+    manual = False
+
+    def training_step(self, batch, batch_idx):
+        CALLS.append(batch_idx)
+        images, labels = batch
+        loss = (self(images)[:, 0] - labels).square().mean()
+        if self.manual:
+            self.automatic_optimization = False
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return None
+        return loss
+
+
+def said_of(caplog, recwarn):
+    """What is said of the check, logged and warned."""
+    told = [record.message for record in caplog.records] + [str(one.message) for one in recwarn]
+    words = ("the check", "The check", "was checked", "small place")
+    return [text for text in told if text.startswith("NormGrad") and any(word in text for word in words)]
+
+
+def without_labels(tmp_path, caplog, module=None, steps=6, **flags):
+    with caplog.at_level(logging.INFO):
+        return fit(tmp_path, module or Regression(), steps, number_as_label=False, **flags)[0]
+
+
+def test_without_labels_there_is_one_row_where_the_check_is_asked_for(tmp_path, caplog, recwarn):
+    callback = without_labels(tmp_path, caplog, check=True)
+    assert list(callback.check) == ["all"]
+    assert callback.check["all"].n == 8
+    assert callback.check["all"].pasted is None
+    asks, told = said_of(caplog, recwarn)
+    assert asks.startswith("NormGrad: the check asks the loss of single images (`check=True`), so `training_step` runs")
+    assert told.startswith("NormGrad: Not yet sure") or "no all-clear" in told
+    assert "nothing was pasted, which takes labels" in told
+
+
+def test_without_labels_nothing_is_said_by_default(tmp_path, caplog, recwarn):
+    callback = without_labels(tmp_path, caplog, check=None)
+    assert callback.check == {}
+    assert said_of(caplog, recwarn) == []
+
+
+def test_why_there_is_no_check_is_said_once_where_it_is_asked_for(tmp_path, caplog, recwarn):
+    module = Regression()
+    module.manual, module.automatic_optimization = True, False
+    callback = without_labels(tmp_path, caplog, module, on_error="warn", check=True)
+    assert callback.check == {}
+    (told,) = said_of(caplog, recwarn)
+    assert told.startswith("NormGrad cannot do the check: `training_step`: ")
+    assert "normgrad_loss" in told
+
+
+def test_a_check_that_never_began_is_said_where_it_is_asked_for(tmp_path, caplog, recwarn):
+    stop = StopsAt(3)
+    without_labels(tmp_path, caplog, steps=1000, callbacks=[stop], check=True)
+    (told,) = said_of(caplog, recwarn)
+    assert told.startswith("NormGrad: No step was checked: the check begins at step 50, or near the end")
+
+
+def test_too_few_images_are_said(tmp_path, caplog, recwarn):
+    with caplog.at_level(logging.INFO):
+        callback, _ = fit(tmp_path, Module(), 6, batch_size=10, check=None)
+    assert callback.check == {}
+    (told,) = said_of(caplog, recwarn)
+    assert told == "NormGrad: The check is not sure of anything: it had fewer than 8 images of each class."
+
+
+class StopsAt(pl.Callback):
+    """Ends training without notice."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.global_step >= self.step
 
 
 def test_the_flag_can_be_set_later():
