@@ -77,6 +77,7 @@ def test_a_network_that_reads_one_place_is_told_and_one_that_reads_everything_is
     found = whole_round(Check(), [pool_of(OnePlace(), images, labels)])
     assert list(found) == ["cat", "dog"]
     assert all(map(rests, found.values()))
+    assert sentence(found.values()).count("A class may rightly rest on one place") == 1
     dog = found["dog"]
     assert dog.covered_difference > 3
     assert dog.pasted_difference > 3

@@ -236,6 +236,23 @@ def test_too_few_images_are_said(tmp_path, caplog, recwarn):
     assert told == "NormGrad: The check is not sure of anything: it had fewer than 8 images of each class."
 
 
+def test_what_is_found_after_the_last_event_is_shown_at_the_end(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        callback, trainer = fit(tmp_path, Module(), 1000, callbacks=[StopsAt(63)], check=None)
+    known = callback.check["dog"]
+    assert 50 < known.step < 63
+    events = EventAccumulator(trainer.log_dir)
+    events.Reload()
+    (*_, last) = events.Images("normgrad/2b_check/0_what_classes_rest_on")
+    curves = {of: events.Scalars(f"normgrad/check/{of}/dog")[-1] for of in ("covered", "pasted")}
+    assert {last.step, *(one.step for one in curves.values())} == {62}
+    assert curves["covered"].value == pytest.approx(known.covered_difference, rel=1e-5)
+    assert curves["pasted"].value == pytest.approx(known.pasted_difference, rel=1e-5)
+    assert callback.latest["order0"].step == 50  # the last event
+    said = [record.message for record in caplog.records if record.message.startswith("NormGrad: ")]
+    assert any("`dog`" in text or "`cat`" in text for text in said)
+
+
 class StopsAt(pl.Callback):
     """Ends training without notice."""
 

@@ -37,6 +37,9 @@ def test_numbers_sentence_and_pictures_arrive():
     stored = decode(encode_event(60, check=found)).header["check"]
     assert stored["step"] == 50
     assert stored["sentence"].startswith("dog rests on one small place: covering 4 % of its images")
+    assert stored["sentence"].endswith(
+        "A class may rightly rest on one place: look whether it is a part of the object."
+    )
     cat, dog = stored["classes"]
     assert (cat["sure"], cat["sentence"]) == (False, None)
     assert (dog["sure"], dog["sentence"]) == (True, stored["sentence"])
