@@ -292,28 +292,41 @@ class Session:
         """Return what was seen of a step, as copies that training does not touch."""
         context, guard = step.context, self._messenger.guard
         trained = step.saw_backward or (read.recorder is not None and read.recorder.has_gradients)
-        reader.note(trained=trained)
-        has_order1 = step.order1 is not None and bool(step.order1.sets)
-        self._state.schedule.note(context, trained=trained, has_order1=has_order1)
+        self._note(step, reader, trained=trained)
         live = Seen()
         with guard("reading the maps"):
             live = reader.seen(read, context, saw_backward=step.saw_backward, trained=trained)
         if self._check is not None:
             with guard("doing the check"):
                 self._check.end(context, live.sets, outputs, trained=trained, is_last=step.is_last)
-        batch, sets, skipped, about = list[MapSet](), list[MapSet](), 0, list[str]()
+        batch = list[MapSet]()
         if trained and live.sets and self._showing.collects(context.settings):
             with guard("collecting from a batch"):
                 batch = [pooled(live.sets[0])]
-        if context.is_event:
-            about = [reader.about(context.settings), about_order1(context.settings), about_probe(context.settings)]
-            of_passes = [one for one in (step.order1, *(step.probe if trained else ())) if one is not None]
-            skipped = sum(one.skipped for one in (*of_passes, *(() if trained else step.probe)))
-            self._excuse([live, *of_passes], is_failure=trained and (bool(live.sets) or read.recorder is None))
-            with guard("reading the maps"):
-                sets = [_numbered(one, reader.layers) for one in self._shown(context, live, step.order1, of_passes)]
-        on_the_way = SetsOnTheWay(sets), SetsOnTheWay(batch)
-        return Record(context.step, context.settings, context.is_event, *on_the_way, skipped, about)
+        record = Record(context.step, context.settings, context.is_event, batch=SetsOnTheWay(batch))
+        if not context.is_event:
+            return record
+        was_read = trained and (bool(live.sets) or read.recorder is None)
+        return self._with_maps(record, step, live, reader, trained=trained, was_read=was_read)
+
+    def _note(self, step: OpenStep, reader: StepReader, *, trained: bool) -> None:
+        """Note how the step went, for when the next event comes."""
+        reader.note(trained=trained)
+        has_order1 = step.order1 is not None and bool(step.order1.sets)
+        self._state.schedule.note(step.context, trained=trained, has_order1=has_order1)
+
+    def _with_maps(
+        self, record: Record, step: OpenStep, live: Seen, reader: StepReader, *, trained: bool, was_read: bool
+    ) -> Record:
+        """Return the record of an event with its maps. Without training, the probe has none either."""
+        settings, sets = record.settings, list[MapSet]()
+        about = [reader.about(settings), about_order1(settings), about_probe(settings)]
+        of_passes = [one for one in (step.order1, *(step.probe if trained else ())) if one is not None]
+        skipped = sum(one.skipped for one in (*of_passes, *(() if trained else step.probe)))
+        self._excuse([live, *of_passes], is_failure=was_read)
+        with self._messenger.guard("reading the maps"):
+            sets = [_numbered(one, reader.layers) for one in self._shown(step.context, live, step.order1, of_passes)]
+        return replace(record, sets=SetsOnTheWay(sets), skipped=skipped, about=about)
 
     def _shown(self, context: StepContext, live: Seen, order1: Seen | None, of_passes: Sequence[Seen]) -> list[MapSet]:
         """Return the sets of the images that are shown: those that a pass before has chosen, or are chosen now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from normgrad_lightning.fit.state import RunState
@@ -38,10 +38,10 @@ class Record:
     step: int
     settings: Settings
     is_event: bool
-    sets: SetsOnTheWay
-    batch: SetsOnTheWay
-    skipped: int
-    about: Sequence[str]
+    sets: SetsOnTheWay = field(default_factory=SetsOnTheWay)
+    batch: SetsOnTheWay = field(default_factory=SetsOnTheWay)
+    skipped: int = 0
+    about: Sequence[str] = ()
 
 
 class Showing:
