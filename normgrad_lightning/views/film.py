@@ -27,7 +27,7 @@ MOST_FRAMES = 60
 MOST_BYTES = 4_000_000
 """Of the frames in a checkpoint, at most."""
 
-_MOST_ROWS, _MOST_LAYERS = 5, 5
+_MOST_ROWS, _MOST_LAYERS = 6, 5
 _FOOTER, _MARGIN, _LETTERS = 30, 9, 15
 _BAR, _REST = (203, 79, 15), (222, 222, 222)
 _LENGTH = 8_000  # milliseconds, about
