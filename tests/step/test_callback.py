@@ -677,40 +677,6 @@ def test_a_copy_carries_neither_hooks_nor_writers(tmp_path):
         fit(lit(), [fresh], tmp_path / "again", limit_train_batches=1)
 
 
-SPAWNED = """
-import sys, torch, pytorch_lightning as pl
-from normgrad_lightning import NormGradCallback
-class Lit(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    def training_step(self, batch, batch_idx):
-        return self.net(batch[0]).square().sum()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-if __name__ == "__main__":
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 3, 8, 8)), batch_size=2)
-    trainer = pl.Trainer(max_epochs=1, callbacks=[
-        NormGradCallback(every_n_steps=1, views="panels", on_error="raise")],
-        default_root_dir=sys.argv[1], accelerator="cpu", devices=2, strategy=sys.argv[2], enable_progress_bar=False)
-    trainer.fit(Lit(), data)
-"""
-
-
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp"])
-def test_two_processes_give_one_set_of_panels(tmp_path, strategy):
-    script = tmp_path / "train.py"
-    script.write_text(SPAWNED)
-    run = subprocess.run([sys.executable, script, tmp_path, strategy], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    files = list(tmp_path.rglob("events*"))
-    assert len(files) == 1
-    events = EventAccumulator(str(files[0]), size_guidance={"images": 0})
-    events.Reload()
-    assert [e.step for e in events.Images("normgrad_order0/00_net.0")] == [0, 1, 2, 3]
-
-
 class Compiled(type(lit())):
     """A part of the network is compiled, and must not be broken up by hooks."""
 
