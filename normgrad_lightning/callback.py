@@ -217,7 +217,7 @@ class NormGradCallback(Callback):
     @property
     def state_key(self) -> str:
         """Tells callbacks of one Trainer apart in a checkpoint, by all flags that are not the default."""
-        return f"{type(self).__qualname__}{self._settings.changed_flags()}"
+        return f"{type(self).__qualname__}{self._settings.changed}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: its schedule, its images, its film, and what it compares with."""

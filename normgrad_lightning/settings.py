@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from torch.utils.data import DataLoader, Dataset
@@ -225,15 +226,20 @@ class Settings:
         groups = [getattr(self, group.name) for group in fields(self)]
         return {flag.name: getattr(group, flag.name) for group in groups for flag in fields(group)}
 
-    def changed_flags(self) -> dict[str, Any]:
-        """What tells two callbacks apart: the flags that are not the default, but for batches and `on_error`."""
+    @cached_property
+    def changed(self) -> str:
+        """What tells two callbacks apart: the flags that are not the default, but for batches and `on_error`.
+
+        Lightning asks for it several times a step.
+        """
         kinds = [flag for group in get_type_hints(Settings).values() for flag in fields(group)]
         flags = {**self.flags(), "views": self.views.names}
-        return {
+        changed = {
             kind.name: flags[kind.name]
             for kind in kinds
             if AS_IS not in kind.metadata and flags[kind.name] != kind.default
         }
+        return str(changed)
 
     def with_flag(self, name: str, value: Any) -> Settings:
         """The same settings with another value of one flag."""

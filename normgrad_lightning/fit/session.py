@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ from normgrad_lightning.fit.showing import Record, Showing
 from normgrad_lightning.fit.state import RunState
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
-from normgrad_lightning.settings import Settings
-from normgrad_lightning.step.budget import EVENT, READING
+from normgrad_lightning.settings import ScheduleFlags, Settings
+from normgrad_lightning.step.budget import EVENT, READING, Intervals
 from normgrad_lightning.step.check import StepCheck
 from normgrad_lightning.step.context import Seen, StepContext, seen_by
 from normgrad_lightning.step.image_choice import cut
@@ -75,6 +76,7 @@ class Session:
         self._open: OpenStep | None = None
         self._check: StepCheck | None = None
         self._last_step = 0
+        self._between: Intervals | None = None
 
     def is_of(self, trainer: Trainer) -> bool:
         """Return whether this is the session of a Trainer."""
@@ -126,12 +128,11 @@ class Session:
         self._state.budget.begin_step()
         self._last_step = step = trainer.global_step
         when, schedule = settings.schedule, self._state.schedule
-        between_readings, between_events = self._intervals(trainer, settings)
+        between = self._intervals(trainer, settings)
         is_last = is_last_step(trainer, batch_idx)
-        is_event = schedule.is_due(step, when, between_events, is_last=is_last)
-        with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
-        may_read = self._showing.collects(settings) and self._reader.is_free
-        if is_event or (may_read and schedule.reading_is_due(step, between_readings)):
+        is_event = schedule.is_due(step, when, between.events, is_last=is_last)
+        if is_event or (schedule.reading_is_due(step, between.readings) and self._may_read(settings, self._reader)):
+            with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
             self._messenger.on_error = settings.general.on_error
             context = StepContext(
                 step,
@@ -148,15 +149,30 @@ class Session:
             )
             with self._messenger.guard("beginning to read a step"):
                 self._begin(context, self._reader, is_last=is_last)
+                if self._check is not None and (is_event or schedule.reading_is_due(step, between.pieces)):
+                    with self._messenger.guard("beginning the check"):
+                        self._check.begin(context)
         self._state.budget.begin_training()
 
-    def _intervals(self, trainer: Trainer, settings: Settings) -> tuple[int, int]:
-        """Return the steps between readings and between events: those that the user has set, else what time allows."""
+    def _may_read(self, settings: Settings, reader: StepReader) -> bool:
+        return reader.is_free and self._showing.collects(settings)
+
+    def _intervals(self, trainer: Trainer, settings: Settings) -> Intervals:
+        """Return the steps between readings and so on: those that the user has set, else what time allows."""
         when, budget = settings.schedule, self._state.budget
-        allowed, events = budget.intervals(when.budget, when.every_n_steps)
-        readings = when.read_every_n_steps or allowed
-        wanted = when.read_every_n_steps or READING, when.every_n_steps or EVENT
-        if when.budget is not None and (readings, events) != wanted:
+        checking = self._check is not None and self._check.is_at_work
+        between = budget.intervals(when.budget, when.every_n_steps, checking=checking)
+        if when.read_every_n_steps is not None:
+            between = Intervals(when.read_every_n_steps, between.events, when.read_every_n_steps)
+        if when.budget is not None and between != self._between:
+            self._announce_intervals(trainer, when, between)
+        self._between = between
+        return between
+
+    def _announce_intervals(self, trainer: Trainer, when: ScheduleFlags, between: Intervals) -> None:
+        """Say once that the budget makes readings or events rarer."""
+        readings, events, _ = between
+        if (readings, events) != (when.read_every_n_steps or READING, when.every_n_steps or EVENT):
             later = " and, after the first 500 steps," if when.every_n_steps is None else " and"
             share = f"{100 * when.budget:g} % of the training time (`budget={when.budget:g}`)"
             self._messenger.announce(
@@ -164,7 +180,6 @@ class Session:
                 f"NormGrad keeps to {share}: it reads every {readings} steps{later} shows maps every {events}.",
                 cause="budget",
             )
-        return readings, events
 
     def after_backward(self) -> None:
         """Note a backward pass of training."""
@@ -252,9 +267,6 @@ class Session:
             step.probe = self._probe(context, reader.layers)
             step.order1 = self._order1(context, reader.layers) if context.with_order1 else None
         reader.begin(context)
-        if self._check is not None:
-            with self._messenger.guard("beginning the check"):
-                self._check.begin(context)
 
     def _probe(self, context: StepContext, layers: Sequence[str]) -> list[Seen]:
         """Run the passes on the probe, if there is one."""
@@ -297,7 +309,7 @@ class Session:
         with guard("reading the maps"):
             live = reader.seen(read, context, saw_backward=step.saw_backward, trained=trained)
         if self._check is not None:
-            with guard("doing the check"):
+            with guard("doing the check"), self._state.budget.piece() if self._check.is_watching else nullcontext():
                 self._check.end(context, live.sets, outputs, trained=trained, is_last=step.is_last)
         batch = list[MapSet]()
         if trained and live.sets and self._showing.collects(context.settings):

@@ -51,6 +51,9 @@ class StepCheck:
         module: what trains.
         check: what was measured; it outlives the `fit`.
         messenger: for the sentence, and for warnings.
+
+    Attributes:
+        is_at_work: whether there was something to do when it was last asked.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, check: Check, messenger: Messenger) -> None:
@@ -62,16 +65,21 @@ class StepCheck:
         shares = any(isinstance(part, nn.SyncBatchNorm) for part in module.modules())
         self._has_given_up = is_sharded(trainer) or (shares and trainer.world_size > 1)
         self._began_last_round = False
+        self.is_at_work = False
         self._told: set[int] = set()
         self._shown: list[tuple[int, int, int]] = []
 
     def begin(self, context: StepContext) -> None:
         """Watch the step, if there is something to do."""
-        is_asked_for = context.settings.general.check
-        if is_asked_for is False or self._has_given_up:
-            return
-        if self._check.is_due(context.step) or self._last_round_begins(context.step):
+        may_work = context.settings.general.check is not False and not self._has_given_up
+        self.is_at_work = may_work and (self._check.is_due(context.step) or self._last_round_begins(context.step))
+        if self.is_at_work:
             self._watch.attach()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it watches the step that is read."""
+        return self._watch.is_attached
 
     def end(
         self, context: StepContext, sets: Sequence[MapSet], outputs: Any, *, trained: bool, is_last: bool = False
