@@ -18,6 +18,7 @@ from normgrad_lightning.settings import Settings
 from normgrad_lightning.step.budget import EVENT, READING
 from normgrad_lightning.step.check import StepCheck
 from normgrad_lightning.step.context import Seen, StepContext, seen_by
+from normgrad_lightning.step.default_probe import DefaultProbe
 from normgrad_lightning.step.image_choice import cut
 from normgrad_lightning.step.labels import check_classes, classes_of, labels_of, labels_on_device
 from normgrad_lightning.step.live import StepReader
@@ -74,6 +75,7 @@ class Session:
         self._classes: Sequence[str] | None = None
         self._open: OpenStep | None = None
         self._check: StepCheck | None = None
+        self._probe_by_default: DefaultProbe | None = None
         self._last_step = 0
 
     def is_of(self, trainer: Trainer) -> bool:
@@ -97,6 +99,7 @@ class Session:
             if reader.can_read and trainer.is_global_zero:
                 self._reader = reader
                 self._check = StepCheck(trainer, module, self._state.check, self._messenger)
+                self._probe_by_default = DefaultProbe(trainer, module, self._state.probe_images)
 
     def find_classes(self, trainer: Trainer, module: LightningModule, settings: Settings) -> None:
         """Find out what the classes are called, and what the images were normalised with.
@@ -166,11 +169,22 @@ class Session:
             )
         return readings, events
 
+    def before_backward(self, loss: Tensor) -> None:
+        """Look at the loss that training is about to go back from."""
+        if self._open is not None and self._probe_by_default is not None:
+            self._probe_by_default.before_backward(loss)
+
     def after_backward(self) -> None:
-        """Note a backward pass of training."""
-        if self._open is not None and self._reader is not None:
-            self._open.saw_backward = True
-            self._reader.after_backward(self._open.context)
+        """Note a backward pass of training; after the first one of an event, run the probe by default."""
+        step, reader = self._open, self._reader
+        if step is None or reader is None:
+            return
+        step.saw_backward = True
+        reader.after_backward(step.context)
+        if self._probe_by_default is not None and self._probe_by_default.is_watching:
+            with self._messenger.guard("running the network on the probe"), self._state.budget.interruption():
+                seen = self._probe_by_default.after_backward(step.context, reader.layers)
+                step.probe = [*step.probe, seen] if seen.sets else step.probe
 
     def end_batch(self, outputs: Any = None) -> None:
         """Show what is pending, and take what was seen of this step, which is shown at the end of the next one.
@@ -199,7 +213,7 @@ class Session:
         if budget.seconds > _LONG_ENOUGH and budget.share > _TOO_MUCH:
             self._messenger.warn_once(
                 f"NormGrad takes {100 * budget.share:.0f} % of the training time, as its flags ask for. A larger "
-                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or no `probe` make it cheaper.",
+                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or `probe=False` make it cheaper.",
                 cause="cost",
             )
 
@@ -255,11 +269,14 @@ class Session:
         if self._check is not None:
             with self._messenger.guard("beginning the check"):
                 self._check.begin(context)
+        if self._probe_by_default is not None and context.is_event:
+            with self._messenger.guard("beginning the probe"):
+                self._probe_by_default.begin(context, is_last=is_last)
 
     def _probe(self, context: StepContext, layers: Sequence[str]) -> list[Seen]:
         """Run the passes on the probe, if there is one."""
         images = self._state.probe_images
-        if context.settings.images.probe is None:
+        if not context.settings.images.asks_for_probe:
             return []
         images.offer("train", context.module, context.batch, context.settings)
         doing = "running a pass on the probe (its batch must be one that the training loss takes)"
@@ -285,6 +302,8 @@ class Session:
         read = Read()
         with self._messenger.guard("taking the hooks off"):
             read = reader.end()
+            if self._probe_by_default is not None:
+                self._probe_by_default.drop()
         self._open = None  # not before: Ctrl-C may have left hooks
         return read
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from statistics import median
 from time import perf_counter
@@ -59,6 +60,15 @@ class Budget:
     def begin_training(self) -> None:
         """Note that training's own part of the step begins."""
         self._training_from = self._clock()
+
+    @contextmanager
+    def interruption(self) -> Iterator[None]:
+        """Count work of our own in the midst of training's part with what comes before it."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._training_from += self._clock() - began
 
     def end_training(self) -> None:
         """Note that training's own part is over; the maps of the step before are shown next."""
