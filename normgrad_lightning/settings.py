@@ -36,7 +36,7 @@ ProbeOf = Literal["train", "val"]
 if TYPE_CHECKING:
     Probe: TypeAlias = ProbeOf | Any
 else:
-    Probe = ProbeOf | None  # what command lines and configs can say; a batch can be given in code only
+    Probe = ProbeOf | bool | None  # what command lines and configs can say; a batch can be given in code only
 
 AS_IS = "as_is"
 """Marks a flag whose value is not a list of a config."""
@@ -106,14 +106,16 @@ _INTERVALS = {
 
 
 def check_probe(probe: object) -> None:
-    """Raise if it is neither one of the texts nor a batch."""
-    if isinstance(probe, str) and probe in get_args(ProbeOf):
+    """Raise if it is none of the texts, no batch, and not False."""
+    if probe is False or (isinstance(probe, str) and probe in get_args(ProbeOf)):
         return
     are_batches = isinstance(probe, DataLoader | Dataset)
     if are_batches or (probe is not None and _is_made_of_plain_values(probe)):
         known, came = ", ".join(map(repr, get_args(ProbeOf))), type(probe).__name__ if are_batches else repr(probe)
         hint = " Take one batch out of it: `probe=next(iter(loader))`." if are_batches else ""
-        raise ValueError(f"`probe`: expected None, {known} or, in code, a batch of images, but got {came}.{hint}")
+        raise ValueError(
+            f"`probe`: expected None, False, {known} or, in code, a batch of images, but got {came}.{hint}"
+        )
 
 
 def _is_made_of_plain_values(value: object) -> bool:
@@ -149,6 +151,11 @@ class ImageFlags:
         if self.classes is not None:
             check_names("classes", self.classes, "class")
         check_probe(self.probe)
+
+    @property
+    def asks_for_probe(self) -> bool:
+        """Whether the user asks for a probe; None is one by default, where the network is recognised."""
+        return self.probe is not None and self.probe is not False
 
     @property
     def by_signal(self) -> bool:

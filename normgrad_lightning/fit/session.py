@@ -19,6 +19,7 @@ from normgrad_lightning.settings import ScheduleFlags, Settings
 from normgrad_lightning.step.budget import EVENT, READING, Intervals
 from normgrad_lightning.step.check import StepCheck
 from normgrad_lightning.step.context import Seen, StepContext, seen_by
+from normgrad_lightning.step.default_probe import DefaultProbe
 from normgrad_lightning.step.image_choice import cut
 from normgrad_lightning.step.labels import check_classes, classes_of, labels_of, labels_on_device
 from normgrad_lightning.step.live import StepReader
@@ -75,6 +76,7 @@ class Session:
         self._classes: Sequence[str] | None = None
         self._open: OpenStep | None = None
         self._check: StepCheck | None = None
+        self._probe_by_default: DefaultProbe | None = None
         self._last_step = 0
         self._between: Intervals | None = None
 
@@ -99,6 +101,7 @@ class Session:
             if reader.can_read and trainer.is_global_zero:
                 self._reader = reader
                 self._check = StepCheck(trainer, module, self._state.check, self._messenger)
+                self._probe_by_default = DefaultProbe(trainer, module, self._state.probe_images)
 
     def find_classes(self, trainer: Trainer, module: LightningModule, settings: Settings) -> None:
         """Find out what the classes are called, and what the images were normalised with.
@@ -164,7 +167,7 @@ class Session:
         between = budget.intervals(when.budget, when.every_n_steps, checking=checking)
         if when.read_every_n_steps is not None:
             between = Intervals(when.read_every_n_steps, between.events, when.read_every_n_steps)
-        if when.budget is not None and between != self._between:
+        if between != self._between:
             self._announce_intervals(trainer, when, between)
         self._between = between
         return between
@@ -172,7 +175,10 @@ class Session:
     def _announce_intervals(self, trainer: Trainer, when: ScheduleFlags, between: Intervals) -> None:
         """Say once that the budget makes readings or events rarer."""
         readings, events, _ = between
-        if (readings, events) != (when.read_every_n_steps or READING, when.every_n_steps or EVENT):
+        if when.budget is not None and (readings, events) != (
+            when.read_every_n_steps or READING,
+            when.every_n_steps or EVENT,
+        ):
             later = " and, after the first 500 steps," if when.every_n_steps is None else " and"
             share = f"{100 * when.budget:g} % of the training time (`budget={when.budget:g}`)"
             self._messenger.announce(
@@ -181,11 +187,22 @@ class Session:
                 cause="budget",
             )
 
+    def before_backward(self, loss: Tensor) -> None:
+        """Look at the loss that training is about to go back from."""
+        if self._open is not None and self._probe_by_default is not None:
+            self._probe_by_default.before_backward(loss)
+
     def after_backward(self) -> None:
-        """Note a backward pass of training."""
-        if self._open is not None and self._reader is not None:
-            self._open.saw_backward = True
-            self._reader.after_backward(self._open.context)
+        """Note a backward pass of training; after the first one of an event, run the probe by default."""
+        step, reader = self._open, self._reader
+        if step is None or reader is None:
+            return
+        step.saw_backward = True
+        reader.after_backward(step.context)
+        if self._probe_by_default is not None and self._probe_by_default.is_watching:
+            with self._messenger.guard("running the network on the probe"), self._state.budget.interruption():
+                seen = self._probe_by_default.after_backward(step.context, reader.layers)
+                step.probe = [*step.probe, seen] if seen.sets else step.probe
 
     def end_batch(self, outputs: Any = None) -> None:
         """Show what is pending, and take what was seen of this step, which is shown at the end of the next one.
@@ -214,7 +231,7 @@ class Session:
         if budget.seconds > _LONG_ENOUGH and budget.share > _TOO_MUCH:
             self._messenger.warn_once(
                 f"NormGrad takes {100 * budget.share:.0f} % of the training time, as its flags ask for. A larger "
-                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or no `probe` make it cheaper.",
+                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or `probe=False` make it cheaper.",
                 cause="cost",
             )
 
@@ -267,11 +284,14 @@ class Session:
             step.probe = self._probe(context, reader.layers)
             step.order1 = self._order1(context, reader.layers) if context.with_order1 else None
         reader.begin(context)
+        if self._probe_by_default is not None and context.is_event:
+            with self._messenger.guard("beginning the probe"):
+                self._probe_by_default.begin(context, is_last=is_last)
 
     def _probe(self, context: StepContext, layers: Sequence[str]) -> list[Seen]:
         """Run the passes on the probe, if there is one."""
         images = self._state.probe_images
-        if context.settings.images.probe is None:
+        if not context.settings.images.asks_for_probe:
             return []
         images.offer("train", context.module, context.batch, context.settings)
         doing = "running a pass on the probe (its batch must be one that the training loss takes)"
@@ -297,6 +317,8 @@ class Session:
         read = Read()
         with self._messenger.guard("taking the hooks off"):
             read = reader.end()
+            if self._probe_by_default is not None:
+                self._probe_by_default.drop()
         self._open = None  # not before: Ctrl-C may have left hooks
         return read
 

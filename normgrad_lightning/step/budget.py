@@ -74,6 +74,15 @@ class Budget:
         """Note that training's own part of the step begins."""
         self._training_from = self._clock()
 
+    @contextmanager
+    def interruption(self) -> Iterator[None]:
+        """Count work of our own in the midst of training's part with what comes before it."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._training_from += self._clock() - began
+
     def end_training(self) -> None:
         """Note that training's own part is over; the maps of the step before are shown next."""
         self._training_to = self._clock()
