@@ -5,7 +5,6 @@ A card of TensorBoard is 350 pixels wide. The picture is twice as wide, and its 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -41,13 +40,14 @@ class _Bar(NamedTuple):
     is_region: bool
 
 
-def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer) -> Page | None:
+def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer, seen: int = 0) -> Page | None:
     """Return a card of what the check has measured, and curves of the differences to the controls; None if nothing.
 
     Args:
         checks: by class.
         style: how pictures look.
         namer: for tags.
+        seen: how many classes training has shown.
     """
     if not checks:
         return None
@@ -61,15 +61,15 @@ def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer) 
         for label, tag in namer.tags(name, values).items()
         if (value := values[label]) is not None
     }
-    picture = check_card(list(checks.values()), style)
+    picture = check_card(list(checks.values()), style, seen)
     tag = f"{namer.group}/2b_check/0_what_classes_rest_on"
     return Page(namer.step, [Picture(tag, jpeg(picture, 90), *picture.shape[:2])], scalars)
 
 
-def check_card(checks: Sequence[ClassCheck], style: Style) -> Pixels:
+def check_card(checks: Sequence[ClassCheck], style: Style, seen: int = 0) -> Pixels:
     """Return the card, `(H, W, 4)`: the sentence, then a block for each class."""
     shown = sorted(checks, key=_least, reverse=True)[:CLASSES]
-    told = sentence(checks)
+    told = sentence(checks, seen)
     parts = [_text(told.replace("`", ""), _BLACK)]
     for one in shown:
         parts += _block(one, style)
@@ -89,7 +89,7 @@ def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
     yield _blank(_GAP)
     yield _text(f"{check.name}: {100 * check.area:.0f} % of the image, {form}; {check.n} images", _BLACK)
     if check.example is not None:
-        heads = ["the place", "covered", "pasted"] if check.pasted is not None else ["the place", "covered"]
+        heads = heads_of(check)
         tiles = example_tiles(check.example, style)[: len(heads)]
         yield _heads(heads)
         yield _side_by_side(tiles)
@@ -100,6 +100,11 @@ def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
     if check.called is not None and check.called_control is not None:
         called, control = (f"{100 * share:.0f} %" for share in (check.called, check.called_control))
         yield _text(f"{called} of those pasted into are called {check.name} (another part: {control})", _BLACK)
+
+
+def heads_of(check: ClassCheck) -> list[str]:
+    """Return what to write above the pictures of a class."""
+    return ["the place", "covered by others", "pasted into others"][: 2 if check.pasted is None else 3]
 
 
 def _bars(check: ClassCheck) -> Iterator[_Bar]:
@@ -117,12 +122,22 @@ def _blank(height: int) -> Pixels:
 
 def _text(text: str, level: int) -> Pixels:
     """Return lines of text, broken where the card ends."""
-    letters = int(_WIDTH / length_of("n", _LETTERS) * 1.05)
-    lines = textwrap.wrap(text, letters)
+    lines = _wrapped(text)
     picture = _blank(len(lines) * line_height(_LETTERS))
     for number, line in enumerate(lines):
         write(picture, fitted(line, _WIDTH - 4, _LETTERS), _LETTERS, (number * line_height(_LETTERS), 2), level)
     return picture
+
+
+def _wrapped(text: str) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and length_of(longer, _LETTERS) > _WIDTH - 4:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _heads(heads: Sequence[str]) -> Pixels:

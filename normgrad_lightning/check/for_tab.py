@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from normgrad_lightning.check.card import CLASSES, example_tiles
+from normgrad_lightning.check.card import CLASSES, example_tiles, heads_of
 from normgrad_lightning.check.results import ClassCheck
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.tensorboard_tab import event
@@ -14,12 +14,13 @@ from normgrad_lightning.views.style import Style
 _FORMS = {"square": "a square around the peak", "tenth": "the strongest tenth"}
 
 
-def check_for_tab(checks: Mapping[int, ClassCheck], style: Style) -> event.Check | None:
+def check_for_tab(checks: Mapping[int, ClassCheck], style: Style, seen: int = 0) -> event.Check | None:
     """Return what the tab shows of a check; None if nothing was measured.
 
     Args:
         checks: by class. Pictures go with those that rest on one place, and with a few of the others.
         style: how pictures look.
+        seen: how many classes training has shown.
     """
     if not checks:
         return None
@@ -27,12 +28,11 @@ def check_for_tab(checks: Mapping[int, ClassCheck], style: Style) -> event.Check
     pictured = {one.name for one in in_order[:CLASSES]}
     classes = [_of_class(one, style, with_pictures=one.name in pictured) for one in checks.values()]
     step = max(one.step for one in checks.values())
-    return event.Check(step, classes, _plain(sentence(list(checks.values()))))
+    return event.Check(step, classes, _plain(sentence(list(checks.values()), seen)))
 
 
 def _of_class(one: ClassCheck, style: Style, *, with_pictures: bool) -> event.ClassCheck:
     is_sure = rests(one)
-    heads = ["the place", "covered", "pasted"] if one.pasted is not None else ["the place", "covered"]
     tiles = example_tiles(one.example, style) if with_pictures and one.example is not None else []
     return event.ClassCheck(
         name=one.name,
@@ -49,7 +49,7 @@ def _of_class(one: ClassCheck, style: Style, *, with_pictures: bool) -> event.Cl
         area=one.area,
         sentence=_plain(sentence([one])) if is_sure else None,
         sure=is_sure,
-        pictures=[(head, tile[..., :3]) for head, tile in zip(heads, tiles, strict=False)],
+        pictures=[(head, tile[..., :3]) for head, tile in zip(heads_of(one), tiles, strict=False)],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normgrad_lightning.check.network import NetworkCall, scores_in
-from normgrad_lightning.check.regions import put_into
+from normgrad_lightning.check.regions import coarse_map, put_into
 from normgrad_lightning.isolated.batches import batch_size, copied, single_images
 from normgrad_lightning.isolated.batchnorm_warmup import collected, layers_warming_up
 from normgrad_lightning.isolated.choose_layers import auto_layers
@@ -149,6 +149,11 @@ class Pool:
     maps: Mapping[str, Tensor]
     labels: Sequence[int] | None
     losses: Callable[[Changed, Sequence[int], Sequence[int]], Losses]
+
+    @cached_property
+    def coarse(self) -> Tensor:
+        """The maps to take regions from, `(N, *G)`."""
+        return coarse_map(self.maps)
 
 
 def network_pool(call: NetworkCall, images: Tensor, maps: Mapping[str, Tensor], labels: Sequence[int]) -> Pool:

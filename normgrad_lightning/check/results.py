@@ -48,7 +48,7 @@ class ClassCheck:
 
     Attributes:
         name: of the class; `"all"` without labels.
-        step: of training, when it was measured.
+        step: of training, when it was measured; 0 of a finished model.
         n: how many of its images were measured.
         plain: loss of its images as they are.
         covered: the same with the region covered by another image's pixels.

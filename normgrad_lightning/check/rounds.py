@@ -19,15 +19,32 @@ from normgrad_lightning.check import regions
 from normgrad_lightning.check.passes import Changed, Losses, Pool
 from normgrad_lightning.check.results import ClassCheck, Example, Tally, class_check, packed
 from normgrad_lightning.check.rule import MIN_IMAGES, strength
+from normgrad_lightning.check.typical import TypicalOfOthers
 
 ALL = -1
 """In place of a class, where no labels are known."""
 
-FORMS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
-    "square": (regions.peak_squares, regions.moved_squares),
-    "tenth": (regions.strongest_tenths, regions.moved_around),
+
+class Form(NamedTuple):
+    """A form of regions.
+
+    Attributes:
+        find: returns the region of each map.
+        move: returns the same elsewhere.
+        is_own: whether what is typical of other classes' maps is removed first. What is long, or at an edge, hardly
+            stands out else; a small mark does, and more clearly.
+    """
+
+    find: Callable[..., Tensor]
+    move: Callable[..., Tensor]
+    is_own: bool
+
+
+FORMS = {
+    "square": Form(regions.peak_squares, regions.moved_squares, is_own=False),
+    "tenth": Form(regions.strongest_tenths, regions.moved_around, is_own=True),
 }
-"""Every form of regions: how it is found and how it is moved. Of each class, the one that told most is reported."""
+"""Every form of regions. Of each class, the one that told most is reported."""
 
 FEW = MIN_IMAGES
 """Images of a class for each form of regions, at first."""
@@ -161,6 +178,7 @@ class Check:
         self._before: dict[int, Measured] = {}
         self._counts = Counter[int]()
         self._used = _UsedImages()
+        self._typical = TypicalOfOthers()
         self._pending: _Pending | None = None
         self._turn = 0
 
@@ -175,6 +193,11 @@ class Check:
         """The classes that something is known of, or `ALL`."""
         return sorted(self._latest())
 
+    @property
+    def seen(self) -> int:
+        """How many classes training has shown while something was measured."""
+        return sum(label > ALL for label in self._counts)
+
     def is_due(self, step: int) -> bool:
         """Return whether there is something to do at this step: a round begins, or is not over."""
         return round_of(step) > self._round or (self._round > 0 and not self.is_complete)
@@ -187,6 +210,7 @@ class Check:
         """Begin a new round now, as at the end of training."""
         self._before = self._latest()
         self._round, self._now = max(round_of(step), 1), {}
+        self._typical.halve()
 
     def advance(self, pool: Pool, step: int, shown: Sequence[int] | None = None) -> bool:
         """Do a piece of the round: five passes of some images. Return whether there was something to do.
@@ -207,9 +231,10 @@ class Check:
         labels = [ALL] * len(pool.images) if pool.labels is None else list(pool.labels)
         if pool not in self._used:
             self._counts.update(labels)
+            self._typical.add(pool.coarse, labels)
         rows = self._rows(labels, self._followed(shown), self._used.setdefault(pool, set()), step)
         if rows:
-            self._pending = _measured(pool, rows)
+            self._pending = _measured(pool, rows, self._typical)
             self._used[pool].update((row.form, row.image) for row in rows)
         return bool(rows)
 
@@ -286,7 +311,7 @@ def _rows_of(label: int, form: str, own: Sequence[int], labels: Sequence[int], t
             yield _Row(label, form, image, donors[(turn + nth) % len(donors)], bool(others))
 
 
-def _measured(pool: Pool, rows: Sequence[_Row]) -> _Pending:
+def _measured(pool: Pool, rows: Sequence[_Row], typical: TypicalOfOthers) -> _Pending:
     """Return what the passes give for these rows."""
     device, size = pool.images.device, pool.images.shape[2:]
 
@@ -295,13 +320,15 @@ def _measured(pool: Pool, rows: Sequence[_Row]) -> _Pending:
 
     images, donors = [row.image for row in rows], [row.donor for row in rows]
     own = tensor(images)
-    maps = regions.coarse_map({name: m[own] for name, m in pool.maps.items()})
+    maps = pool.coarse[own]
     inside, control = (torch.zeros(len(rows), *size, dtype=torch.bool, device=device) for _ in range(2))
     for form in dict.fromkeys(row.form for row in rows):
-        find, move = FORMS[form]
-        at = tensor([number for number, row in enumerate(rows) if row.form == form])
-        inside[at] = find(maps[at], size)
-        control[at] = move(inside[at])
+        numbers = [number for number, row in enumerate(rows) if row.form == form]
+        at = tensor(numbers)
+        if FORMS[form].is_own:
+            maps[at] = typical.removed(maps[at], [rows[number].label for number in numbers])
+        inside[at] = FORMS[form].find(maps[at], size)
+        control[at] = FORMS[form].move(inside[at])
     changed = Changed.of(pool.images[own], pool.images[tensor(donors)], inside, control)
     losses = pool.losses(changed, images, donors)
     pasted = tensor([row.can_paste for row in rows])

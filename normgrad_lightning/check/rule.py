@@ -19,7 +19,15 @@ The strongest tenth of an image is a larger part of an object that is rightly lo
 SURE = 3.0
 """How many standard errors both differences must be above zero."""
 
-EVERYWHERE = "What is everywhere in an image (tint, blur, noise) cannot be seen this way."
+EARLY = 100
+"""Steps: before, a class that is not found may not be learned yet."""
+
+RIGHTLY = "A class may rightly rest on one place: look whether it is a part of the object."
+
+UNSEEN = (
+    "What is everywhere in an image (tint, blur, noise) cannot be seen this way; marks that are long or in several "
+    "parts may be missed."
+)
 
 
 def rests(check: ClassCheck) -> bool:
@@ -30,9 +38,9 @@ def rests(check: ClassCheck) -> bool:
     does; and if both differences are at least three times their standard error. If the place is no square but the
     strongest tenth of the image, it takes 2.0.
     """
-    if check.pasted_difference is None or check.pasted_error is None or check.n < MIN_IMAGES:
+    pairs = _differences(check)
+    if len(pairs) < 2 or check.n < MIN_IMAGES:
         return False
-    pairs = ((check.covered_difference, check.covered_error), (check.pasted_difference, check.pasted_error))
     return all(difference >= max(LEAST[check.form], SURE * error) for difference, error in pairs)
 
 
@@ -42,23 +50,51 @@ def strength(tally: Tally, form: str) -> float:
     return min(known, default=-math.inf) / LEAST[form]
 
 
-def sentence(checks: Collection[ClassCheck]) -> str:
-    """Return what was measured, in words: a sentence for each class that rests on one small place, or that none does.
+def may_rest(check: ClassCheck) -> bool:
+    """Return whether the numbers leave it open: one difference tells, or neither is clearly below what the rule asks.
+
+    A difference is clearly below if it is so with two standard errors added.
+    """
+    if check.n < MIN_IMAGES:
+        return True
+    pairs = _differences(check)
+    tells = [difference >= max(LEAST[check.form], SURE * error) for difference, error in pairs]
+    return any(tells) or all(difference + 2 * error >= LEAST[check.form] for difference, error in pairs)
+
+
+def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:
+    """Return what was measured, in words: of each class that rests on one small place, or that none was found.
 
     Args:
-        checks: of all classes.
+        checks: of all classes that were measured.
+        seen: how many classes training has shown; more than were measured if there were few images of some.
     """
     found = [_says(check) for check in checks if rests(check)]
-    return " ".join(found) if found else _nothing(checks)
+    if found:
+        return " ".join([*found, RIGHTLY])
+    if not checks:
+        return f"The check is not sure of anything: it had fewer than {MIN_IMAGES} images of each class."
+    open_ones = [check for check in checks if may_rest(check)]
+    if open_ones:
+        return _doubts(max(open_ones, key=_least))
+    return _nothing(checks, seen)
 
 
 def _says(check: ClassCheck) -> str:
     return (
-        f"`{check.name}` rests on one small place: covering {100 * check.area:.0f} % of its images raises their loss "
-        f"from {check.plain:.2f} to {check.covered:.2f} ({check.covered_control:.2f} if another place is covered); "
-        f"pasted into other images, the same place raises theirs from {check.pasted_control:.2f} to "
+        f"`{check.name}` rests on {_what(check)}: covering {100 * check.area:.0f} % of its images raises their loss "
+        f"from {check.plain:.2f} to {check.covered:.2f} ({check.covered_control:.2f} if another place is covered; "
+        f"{check.n} images); pasted into other images, the same place raises theirs from {check.pasted_control:.2f} to "
         f"{check.pasted:.2f}.{_called(check)}"
     )
+
+
+def _what(check: ClassCheck) -> str:
+    return "one small place" if check.form == "square" else "a small part of its images"
+
+
+def _doubts(check: ClassCheck) -> str:
+    return f"Not yet sure whether `{check.name}` rests on {_what(check)}: {_measured(check)}.{_called(check)}"
 
 
 def _called(check: ClassCheck) -> str:
@@ -68,23 +104,30 @@ def _called(check: ClassCheck) -> str:
     return f" {called} of these are then called `{check.name}` ({control} if another part is pasted)."
 
 
-def _nothing(checks: Collection[ClassCheck]) -> str:
-    if not checks:
-        return f"The check had too few images of each class: it needs {MIN_IMAGES}. {EVERYWHERE}"
+def _nothing(checks: Collection[ClassCheck], seen: int) -> str:
     largest = max(checks, key=_least)
-    if largest.pasted_difference is None:
-        told = (
-            f"`{largest.name}`, covering adds {largest.covered_difference:.2f} to its loss; with images of one class "
-            "alone, nothing can be pasted"
-        )
-    else:
-        told = (
-            f"`{largest.name}`, covering adds {largest.covered_difference:.2f} to its loss, pasting "
-            f"{largest.pasted_difference:.2f} to that of others"
-        )
-    return f"No class rests on one small place (largest: {told}). {EVERYWHERE}"
+    doubt = "Not yet sure: so far, no" if 0 < largest.step < EARLY else "No"
+    of = f" Checked: {len(checks)} of {seen} classes." if seen > len(checks) else ""
+    which = f"largest: `{largest.name}`, {_measured(largest)}"
+    return f"{doubt} small place was found that a class rests on, which is no all-clear ({which}).{of} {UNSEEN}"
+
+
+def _measured(check: ClassCheck) -> str:
+    covered, *pasted = (f"{difference:.2f} ± {error:.2f}" for difference, error in _differences(check))
+    when = f" at step {check.step}" if check.step else ""
+    told = f"with {check.n} images{when}, covering {100 * check.area:.0f} % adds {covered} to their loss"
+    if pasted:
+        return f"{told}, pasting it into others {pasted[0]} to theirs"
+    return f"{told}; nothing was pasted, which takes labels of several classes"
+
+
+def _differences(check: ClassCheck) -> list[tuple[float, float]]:
+    """Return both differences to the controls with their standard errors; only the first if nothing was pasted."""
+    pairs = [(check.covered_difference, check.covered_error)]
+    if check.pasted_difference is not None and check.pasted_error is not None:
+        pairs.append((check.pasted_difference, check.pasted_error))
+    return pairs
 
 
 def _least(check: ClassCheck) -> float:
-    pasted = check.pasted_difference
-    return check.covered_difference if pasted is None else min(check.covered_difference, pasted)
+    return min(difference for difference, _ in _differences(check))

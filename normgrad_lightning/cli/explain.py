@@ -1,8 +1,10 @@
 r"""Make maps of a trained model for given images.
 
 OUT.png is a sheet of them, OUT.npz has the numbers: `kind/layer`, for images,
-rows and columns. The loss is the module's `normgrad_loss(batch)` if it has one,
-else the cross-entropy of its scores and the label.
+rows and columns. Of classes with eight images or more, the strongest place is
+covered, and pasted into others, to see what the loss does. The loss is the
+module's `normgrad_loss(batch)` if it has one, else the cross-entropy of its
+scores and the label.
 
 Example:
   normgrad-lightning explain last.ckpt cat.png dog.png \
@@ -44,6 +46,7 @@ def run(options: argparse.Namespace) -> None:
     import numpy as np
 
     from normgrad_lightning.cli.checkpoint import load_trained
+    from normgrad_lightning.cli.image_check import checks_of, with_check
     from normgrad_lightning.cli.image_maps import auto_layers_of, labels_for, maps_of
     from normgrad_lightning.cli.images import channels_of, load_images, normalised, saved_numbers
     from normgrad_lightning.views.figure import with_heading
@@ -66,11 +69,14 @@ def run(options: argparse.Namespace) -> None:
         for kind, of_layers in results[0].items()
     }
     style = Style(mean=mean or 0.0, std=std or 1.0)  # pixels as the files have them
-    sheet = explanation_sheet(images.numpy(), captions, maps, style)
+    checks, lines = checks_of(module, images, labels, layers)
+    sheet = with_check(explanation_sheet(images.numpy(), captions, maps, style), checks, style)
     if options.label is None and len(images) > 2 and len(set(labels.tolist())) == 1:  # often so if wrongly normalised
         doubt = f"All images get one guess, {labels[0]}: is the normalisation right? --mean and --std set it."
         sheet = with_heading(sheet, doubt)
         say(doubt)
+    for line in lines:
+        say(line)
     sheet.save(picture)
     by_name: dict[str, Any] = {f"{kind}/{layer}": m for kind, of in maps.items() for layer, m in of.items()}
     by_name["files"] = np.array([str(path) for path in options.images])

@@ -30,7 +30,7 @@ def maps_of(module: nn.Module, batch: Batch, layers: Sequence[str], kinds: Seque
     """Return the map `(1, *S)` of each kind and each layer, for a batch of one image and its label."""
     maps: KindMaps = {}
     passes = {
-        _loss_of(module): [kind for kind in kinds if kind != ABOUT_SCORE],
+        loss_of(module): [kind for kind in kinds if kind != ABOUT_SCORE],
         _negative_score: [kind for kind in kinds if kind == ABOUT_SCORE],
     }
     for loss, wanted in passes.items():
@@ -45,9 +45,9 @@ def maps_of(module: nn.Module, batch: Batch, layers: Sequence[str], kinds: Seque
 def auto_layers_of(module: nn.Module, batch: Batch) -> list[str]:
     """Return the layers that `"auto"` takes; as in training, or of all layers if the model is frozen."""
     try:
-        return trained_layers(module, _loss_of(module), batch, ReadOptions())
+        return trained_layers(module, loss_of(module), batch, ReadOptions())
     except ValueError:
-        return auto_layers(module, _loss_of(module), batch, ReadOptions())
+        return auto_layers(module, loss_of(module), batch, ReadOptions())
 
 
 def labels_for(module: nn.Module, images: Tensor, given: Sequence[int] | None) -> tuple[Tensor, list[str]]:
@@ -67,7 +67,7 @@ def labels_for(module: nn.Module, images: Tensor, given: Sequence[int] | None) -
     return labels, [str(label) for label in labels.tolist()]
 
 
-def _loss_of(module: nn.Module) -> LossFunction:
+def loss_of(module: nn.Module) -> LossFunction:
     """Return the module's `normgrad_loss`, or else the cross-entropy of its scores and the label."""
     return _normgrad_loss if hasattr(module, "normgrad_loss") else _cross_entropy
 

@@ -49,7 +49,7 @@ class RunState:
         self.probe_images.forget()
 
     def _check_for_tab(self, style: Style) -> event.Check | None:
-        return check_for_tab(self.check.results(), style)
+        return check_for_tab(self.check.results(), style, self.check.seen)
 
     def forget_maps(self) -> None:
         """Forget the maps of the run before."""

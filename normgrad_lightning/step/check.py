@@ -38,6 +38,10 @@ MOST_IMAGES = 64
 _AT_ONCE = 8  # images of a piece that asks the training loss, each alone
 _TRIES = 5  # steps in which no network was recognised, before it stops looking for one
 _NEAR_END = 0.2  # of all steps: then one more round begins
+_ASKS = (
+    "NormGrad: the check asks the loss of single images (`check=True`), so `{}` runs more often than without NormGrad; "
+    "what it prints, writes to files or keeps outside of the module is not put back."
+)
 
 
 class StepCheck:
@@ -61,9 +65,7 @@ class StepCheck:
         self._watch = NetworkWatch(module)
         self._check, self._messenger = check, messenger
         self._misses = 0
-        # Statistics that all processes share cannot be computed in one of them.
-        shares = any(isinstance(part, nn.SyncBatchNorm) for part in module.modules())
-        self._has_given_up = is_sharded(trainer) or (shares and trainer.world_size > 1)
+        self._has_given_up, self._is_asked_for, self._has_looked = False, False, False
         self._began_last_round = False
         self.is_at_work = False
         self._told: set[int] = set()
@@ -71,8 +73,14 @@ class StepCheck:
 
     def begin(self, context: StepContext) -> None:
         """Watch the step, if there is something to do."""
-        may_work = context.settings.general.check is not False and not self._has_given_up
-        self.is_at_work = may_work and (self._check.is_due(context.step) or self._last_round_begins(context.step))
+        check = context.settings.general.check
+        self._is_asked_for, self.is_at_work = bool(check), False
+        if check is False or self._has_given_up:
+            return
+        if (why := self._obstacle(context.module)) is not None:
+            self._give_up(why)
+            return
+        self.is_at_work = self._check.is_due(context.step) or self._last_round_begins(context.step)
         if self.is_at_work:
             self._watch.attach()
 
@@ -107,13 +115,14 @@ class StepCheck:
         if self._last_round_begins(context.step) and self._check.is_complete:
             self._began_last_round = True
             self._check.begin_round(context.step)
+        self._has_looked = True
         alone: AbstractContextManager[Any] = NoCollectives() if trainer.world_size > 1 else nullcontext()
         try:
             with silenced(context.module, trainer), alone:
                 while self._check.advance(pool, context.step) and is_last:
                     pass
         except CannotCheck as error:
-            self._give_up(context, str(error))
+            self._give_up(str(error))
         except Exception:
             self._has_given_up = True
             raise
@@ -130,14 +139,29 @@ class StepCheck:
         if state == self._shown:
             return None
         self._shown = state
-        return check_page(results, style, TagNamer(step, group, classes))
+        return check_page(results, style, TagNamer(step, group, classes), self._check.seen)
 
     def conclude(self) -> None:
-        """Say at the end of training what was measured, if anything was."""
+        """Say at the end of training what was measured; that nothing was, if the check was asked for."""
         results, trainer = self._check.results(), self._trainer()
-        if results and trainer is not None:
-            told = sentence(list(results.values()))
-            self._messenger.announce(trainer, f"NormGrad: {told}", cause="the check at the end")
+        has_nothing_to_say = self._has_given_up or not (self._has_looked or self._is_asked_for)
+        if trainer is None or (has_nothing_to_say and not results):
+            return
+        told = sentence(list(results.values()), self._check.seen)
+        if not self._has_looked and not results:
+            told = "No step was checked: the check begins at step 50, or near the end, at steps that are read."
+        self._messenger.announce(trainer, f"NormGrad: {told}", cause="the check at the end")
+
+    def _obstacle(self, module: LightningModule) -> str | None:
+        """Return why one process alone cannot run the network; None if it can."""
+        trainer = self._trainer()
+        if trainer is None:
+            return None
+        if is_sharded(trainer):
+            return f"{type(trainer.strategy).__name__} spreads the weights over several processes"
+        if trainer.world_size > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
+            return "the statistics of SyncBatchNorm are shared by all processes"
+        return None
 
     def _last_round_begins(self, step: int) -> bool:
         """Return whether the end is near, and the round for it has not begun."""
@@ -147,7 +171,7 @@ class StepCheck:
         total = math.inf
         with suppress(Exception):  # of accumulation that changes on the way, Lightning cannot tell
             total = float(trainer.estimated_stepping_batches)
-        return math.isfinite(total) and step >= (1 - _NEAR_END) * total
+        return math.isfinite(total) and step >= min((1 - _NEAR_END) * total, total - 1)
 
     def _tell(self, context: StepContext) -> None:
         """Say which classes rest on one small place, each once."""
@@ -173,34 +197,36 @@ class StepCheck:
                 maps = {layer: live.maps[layer][:count] for layer in images_of}
                 return network_pool(call, images[:count].detach(), maps, labels)
         if context.settings.general.check:
-            return self._loss_pool(context, live)
+            return self._loss_pool(trainer, context, live)
         self._misses += 1
         self._has_given_up |= self._misses >= _TRIES
         return None
 
-    def _loss_pool(self, context: StepContext, live: MapSet) -> Pool | None:
+    def _loss_pool(self, trainer: Trainer, context: StepContext, live: MapSet) -> Pool | None:
         """Return a pool that asks the training loss."""
-        context.loss.check(context.module, context.batch)
 
         def loss_fn(module: Any, batch: Any) -> Tensor:
             return context.loss(module, batch) / context.loss.scale
 
         try:
+            context.loss.check(context.module, context.batch)
             count = batch_size(context.batch)
             first = context.step * _AT_ONCE % count
             chosen = sorted({(first + number) % count for number in range(_AT_ONCE)})
             labels = None if context.labels is None or len(context.labels) != count else context.labels
             layers, read = list(live.maps), context.settings.read
-            return loss_pool(context.module, loss_fn, context.batch, labels, layers, chosen, read)
+            pool = loss_pool(context.module, loss_fn, context.batch, labels, layers, chosen, read)
         except ValueError as error:
-            self._give_up(context, str(error))
+            self._give_up(str(error))
             return None
+        self._messenger.announce(trainer, _ASKS.format(context.loss.name), cause="the check asks the loss")
+        return pool
 
-    def _give_up(self, context: StepContext, why: str) -> None:
+    def _give_up(self, why: str) -> None:
         """Stop; say why if the check was asked for."""
         self._has_given_up = True
-        if context.settings.general.check:
-            self._messenger.problem(f"NormGrad cannot do the check: {why}.")
+        if self._is_asked_for:
+            self._messenger.problem(f"NormGrad cannot do the check: {why.rstrip('.')}.")
 
 
 def loss_in(outputs: Any) -> float | None:

@@ -85,3 +85,12 @@ def test_of_many_classes_those_with_the_largest_differences_are_drawn():
     assert len(many) - len(few) == pytest.approx(card.line_height(22), abs=1)
     without_pictures = card.check_card([dog(example=None)], Style())
     assert len(without_pictures) < len(card.check_card([dog()], Style()))
+
+
+def test_text_is_broken_where_the_card_ends_and_none_is_lost():
+    text = "covering 4 % of its images raises their loss from 0.01 to 6.27 (0.01 if another place is covered) " * 4
+    lines = card._wrapped(text)
+    assert " ".join(lines) == text.strip()
+    widths = [card.length_of(line, 22) for line in lines]
+    assert max(widths) <= 696
+    assert min(widths[:-1]) > 560

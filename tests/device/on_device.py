@@ -51,14 +51,14 @@ SET_UPS = {
 }
 
 
-def trained(folder, net=None, **flags):
+def trained(folder, net=None, data=lambda: twice.loader(12), **flags):
+    options = flags.pop("options", None) or chosen.trainer_options()
     callback = NormGradCallback(every_n_steps=2, read_every_n_steps=1, **flags) if flags.pop("watch", True) else None
-    options = chosen.trainer_options()
     run = twice.train(
         lambda: twice.Lit(net),
         folder,
         callback,
-        data=lambda: twice.loader(12),
+        data=data,
         callbacks=lambda: [RandomState()],
         **options,
     )
@@ -84,6 +84,24 @@ def test_training_keeps_its_bits_and_the_devices_random_numbers(tmp_path, flags,
     kinds = {one.name for one in callback.latest.values()}
     assert ("order1" in kinds) == ("order1_every_n_steps" in flags)
     assert ("grad_cam" in kinds) == ("grad_cam" in flags)
+
+
+def test_the_check_keeps_bits_and_measures_what_it_does_on_a_cpu(tmp_path):
+    def data():
+        return twice.loader(192, 64)
+
+    plain, random_numbers, _ = trained(tmp_path / "plain", ResNet, data, watch=False)
+    watched, others, callback = trained(tmp_path / "watched", ResNet, data, on_error="raise")
+    twice.assert_same(plain, watched)
+    assert torch.equal(random_numbers, others)
+    assert watched.warned == []
+    _, _, on_cpu = trained(tmp_path / "cpu", ResNet, data, on_error="raise", options={"accelerator": "cpu"})
+    assert len(callback.check) == len(on_cpu.check) == 5
+    for name, found in callback.check.items():
+        expected = on_cpu.check[name]
+        assert (found.n, found.form, found.step) == (expected.n, expected.form, 2)
+        for of in ("plain", "covered", "covered_control", "pasted", "pasted_control"):
+            assert getattr(found, of) == pytest.approx(getattr(expected, of), rel=1e-3)
 
 
 class Split(nn.Module):
