@@ -2,7 +2,7 @@
 
 import { select, slider, toggle } from "./controls.js";
 import { coloursOf, UNSIGNED } from "./colours.js";
-import { fill, h, short, shortNames } from "./dom.js";
+import { fill, h, short, shortNames, stepText } from "./dom.js";
 import { Painter } from "./lazy.js";
 import { combined, isZero, mean, scaled, valueAt, withoutTypical } from "./numbers.js";
 import { drawImage, drawMap, drawNothing, greysOf, sized, tileSize } from "./paint.js";
@@ -216,7 +216,9 @@ export class ImagesMode {
     const count = Math.max(pictures.length, ...columns.map((column) => column.count));
     const heads = ["image", ...shortHeads(columns)];
     const images = event.header.images[set.images];
-    const where = set.source.startsWith("probe") ? "The same images at every step (probe)" : "Images of the training batch of this step";
+    const earlier = event.header.maps_step;
+    const when = Number.isInteger(earlier) ? `step ${stepText(earlier)}, the last with maps` : "this step";
+    const where = set.source.startsWith("probe") ? `The same images at every step (probe)${when === "this step" ? "" : `; maps of ${when}`}` : `Images of the training batch of ${when}`;
     fill(this.note, `${where}${images ? `, ${COLOURS[images.colours] || images.colours}` : ""}. ${(set.meaning[0] || "").toUpperCase()}${set.meaning.slice(1)}`, set.signed ? "." : [": weak ", legend(this.state.get("colors")), " strong."]);
     this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
     this.jobs = [];
