@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 from classifier import ShapeClassifier, quiet_lightning
-from shortcut_training import ImageInput, train
+from shortcut_training import ImageInput, lite0, resnet18, train
 from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, photographs, some_of
 from torch import nn
 
@@ -91,22 +91,6 @@ def cases_of_photographs(root: Path, quick: bool) -> list[Case]:
         steps = 16 if quick else 128
         cases.append(Case(f"pets, {name}", net, data, "sticker", ["cat", "dog"], steps, rate))
     return cases
-
-
-def resnet18() -> nn.Module:
-    """ResNet-18 for two classes, untrained."""
-    import torchvision
-
-    return torchvision.models.resnet18(num_classes=2)
-
-
-def lite0() -> nn.Module:
-    """EfficientNet-Lite0 with ImageNet weights and a new head for two classes."""
-    import photographs as networks
-
-    net: Any = networks.lite0().train()
-    net._fc = nn.Linear(net._fc.in_features, 2)
-    return net
 
 
 def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[ImageInput]:

@@ -19,6 +19,23 @@ from normgrad_lightning import NormGradCallback
 from normgrad_lightning.views.crops import Crop
 
 
+def resnet18() -> nn.Module:
+    """Return a ResNet-18 for two classes, untrained."""
+    import torchvision
+
+    net: nn.Module = torchvision.models.resnet18(num_classes=2)
+    return net
+
+
+def lite0() -> nn.Module:
+    """Return an EfficientNet-Lite0 with ImageNet weights and a new head for two classes."""
+    import photographs
+
+    net: Any = photographs.lite0().train()
+    net._fc = nn.Linear(net._fc.in_features, 2)
+    return net
+
+
 class Classifier(pl.LightningModule):
     """Any network, trained by AdamW, its learning rate at `learning_rate` at most."""
 
