@@ -281,9 +281,9 @@ def main() -> None:
         return
     cases = [] if args.pets or args.xrays else cases_of_shapes(args.quick)
     if args.pets:
-        cases += cases_of_photographs("pets", args.pets, 80, epochs=2)
+        cases += cases_of_photographs("pets", args.pets, 48 if args.quick else 80, epochs=2)
     if args.xrays:
-        cases += cases_of_photographs("X-rays", args.xrays, 80, epochs=4, only="covid")
+        cases += cases_of_photographs("X-rays", args.xrays, 48 if args.quick else 80, epochs=4, only="covid")
     runs: list[Run] = []
     for seed in range(args.first, args.first + args.runs):
         for number, case in enumerate(cases):
