@@ -18,8 +18,8 @@ from pathlib import Path
 import pytorch_lightning as pl
 from classifier import ShapeClassifier, quiet_lightning
 from PIL import Image, ImageDraw, ImageFont
-from shortcut_training import ImageInput, train
-from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, oxford_pets, photographs
+from shortcut_training import Entry, train
+from shortcuts import MARKED, SHORTCUTS, Hits, Marked, drawn_shapes, oxford_pets, photographs
 from torch import nn
 
 GAP = 16
@@ -67,11 +67,11 @@ def main() -> None:
         if not is_marked:  # a patch counts if it shows the place where the mark would have been
             training = replace(training, boxes=data("train", True).boxes)
         steps = args.epochs * (len(training) // 32)
-        entries, _, logs = train(
+        journal, logs = train(
             net(),
             training,
             validation,
-            shortcut,
+            Hits(training, shortcut),
             steps=steps,
             every_n_steps=max(1, steps // 8),
             seed=args.seed,
@@ -79,7 +79,7 @@ def main() -> None:
             classes=classes,
             learning_rate=1e-3 if args.data else 1e-2,
         )
-        tell(name, entries, classes)
+        tell(name, journal.entries, classes)
         sheets.append((name, logs))
     write_sheet(sheets, args.out / "sheet.jpg")
     print(
@@ -89,7 +89,7 @@ def main() -> None:
     )
 
 
-def tell(name: str, entries: Sequence[ImageInput], classes: Sequence[str]) -> None:
+def tell(name: str, entries: Sequence[Entry], classes: Sequence[str]) -> None:
     """Print how many of the patches show the shortcut at each event, and what validation says."""
     print(f"\nTrained {name}. Share of the patches of {', '.join(classes)} that show the mark, or where it would be:")
     for entry in entries:

@@ -1,10 +1,11 @@
-"""How soon do the patches show a planted shortcut, and how soon does validation?
+"""How soon do the patches show a planted shortcut, how soon does the check say so, and how soon does validation?
 
     python examples/13_how_soon_a_shortcut_shows.py                      # drawn shapes, three shortcuts, five seeds
     python examples/13_how_soon_a_shortcut_shows.py --data PETS          # photographs with stickers, two networks
 
 Each run is made twice, with the shortcut and without it. Without it, a patch counts if it shows the place where the
-mark would have been: that is chance. `PETS` is a folder as `shortcuts.photographs` takes it.
+mark would have been: that is chance. What the check tells without it is a false alarm. `PETS` is a folder as
+`shortcuts.photographs` takes it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 from classifier import ShapeClassifier, quiet_lightning
-from shortcut_training import ImageInput, train
-from shortcuts import MARKED, SHORTCUTS, Marked, drawn_shapes, photographs, some_of
+from shortcut_training import Entry, Journal, lite0, resnet18, train
+from shortcuts import MARKED, SHORTCUTS, Hits, Marked, drawn_shapes, photographs, some_of
 from torch import nn
 
 from normgrad_lightning.views.tag_namer import COMBINED
@@ -93,23 +94,7 @@ def cases_of_photographs(root: Path, quick: bool) -> list[Case]:
     return cases
 
 
-def resnet18() -> nn.Module:
-    """ResNet-18 for two classes, untrained."""
-    import torchvision
-
-    return torchvision.models.resnet18(num_classes=2)
-
-
-def lite0() -> nn.Module:
-    """EfficientNet-Lite0 with ImageNet weights and a new head for two classes."""
-    import photographs as networks
-
-    net: Any = networks.lite0().train()
-    net._fc = nn.Linear(net._fc.in_features, 2)
-    return net
-
-
-def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[ImageInput]:
+def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> Journal:
     """One training run."""
     pl.seed_everything(seed, verbose=False)
     training = case.data("train", is_marked, seed)
@@ -117,11 +102,11 @@ def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[Imag
     if not is_marked and case.shortcut != "tint":  # where the mark would have been
         training = replace(training, boxes=case.data("train", True, seed).boxes)
     with tempfile.TemporaryDirectory() as folder:
-        entries, _, _ = train(
+        journal, _ = train(
             case.net(),
             training,
             validation,
-            case.shortcut,
+            Hits(training, case.shortcut),
             steps=case.steps,
             every_n_steps=every_n_steps,
             seed=seed,
@@ -129,22 +114,23 @@ def run(case: Case, seed: int, is_marked: bool, every_n_steps: int) -> list[Imag
             learning_rate=case.learning_rate,
             classes=case.classes,
         )
-    return entries
+    return journal
 
 
-def first_step(entries: Sequence[ImageInput], is_so: Callable[[ImageInput], bool]) -> float:
+def first_step(entries: Sequence[Entry], is_so: Callable[[Entry], bool]) -> float:
     """The step of the first event from which on it is so; infinite if never."""
     return next((entry.step for entry in entries if is_so(entry)), math.inf)
 
 
-def hits(entry: ImageInput, which: str, classes: Sequence[str]) -> float:
+def hits(entry: Entry, which: str, classes: Sequence[str]) -> float:
     """The largest share over these classes of patches that show the shortcut, in the combined map or the last layer."""
     names = [name for name in entry.hits if (name == COMBINED) == (which == COMBINED)]
     return max((entry.hits[name].get(of, 0.0) for name in names for of in classes), default=0.0)
 
 
-def result(case: Case, marked: Sequence[ImageInput], clean: Sequence[ImageInput]) -> dict[str, Any]:
+def result(case: Case, with_mark: Journal, without: Journal) -> dict[str, Any]:
     """What the table says of a seed."""
+    marked, clean = with_mark.entries, without.entries
     found: dict[str, Any] = {}
     for which in (COMBINED, "last"):
         found[which] = {
@@ -154,6 +140,7 @@ def result(case: Case, marked: Sequence[ImageInput], clean: Sequence[ImageInput]
             "chance": max(hits(entry, which, case.classes) for entry in clean[1:]),
         }
     found["damage"] = first_step(marked[1:], lambda entry: entry.marked - entry.clean >= DAMAGE)
+    found["told"] = min((with_mark.told.get(of, math.inf) for of in case.classes), default=math.inf)
     found["clean accuracy"], found["marked accuracy"] = marked[-1].clean, marked[-1].marked
     found["control accuracy"] = clean[-1].clean
     return found
@@ -176,6 +163,7 @@ def row(case: Case, seeds: Sequence[dict[str, Any]]) -> list[str]:
             span([seed["half"] for seed in of], 0),
             span([seed["end"] for seed in of]),
             span([seed["chance"] for seed in of]),
+            span([seed["told"] for seed in seeds], 0),
             span([seed["damage"] for seed in seeds], 0),
             span([seed["clean accuracy"] for seed in seeds]),
             span([seed["marked accuracy"] for seed in seeds]),
@@ -185,27 +173,41 @@ def row(case: Case, seeds: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def warned_of(entries: Sequence[ImageInput]) -> set[str]:
+def warned_of(entries: Sequence[Entry]) -> set[str]:
     """The classes that a rule would warn of: patches of the combined map that look alike, and more than at first."""
     first = entries[0].alike.get(COMBINED, {})
     later = [alike for entry in entries[1:] for alike in entry.alike.get(COMBINED, {}).items()]
     return {of for of, value in later if value >= ALIKE and value >= first.get(of, math.inf) + MORE_ALIKE}
 
 
-def rule(case: Case, runs: Sequence[Sequence[Sequence[ImageInput]]]) -> str:
-    """In how many runs the rule warns, rightly and wrongly."""
-    found = sum(not warned_of(marked).isdisjoint(case.classes) for marked, _ in runs)
-    false = sum(bool(warned_of(clean)) for _, clean in runs)
+def rule(case: Case, runs: Sequence[Sequence[Journal]]) -> str:
+    """In how many runs sameness warns, rightly and wrongly."""
+    found = sum(not warned_of(marked.entries).isdisjoint(case.classes) for marked, _ in runs)
+    false = sum(bool(warned_of(clean.entries)) for _, clean in runs)
     return (
         f"{case.name}: sameness of at least {ALIKE}, and {MORE_ALIKE} above the first event, would warn of a class "
         f"with the shortcut in {found} of {len(runs)} runs; of any class in {false} of {len(runs)} runs without it."
     )
 
 
+def told(case: Case, runs: Sequence[Sequence[Journal]]) -> str:
+    """In how many runs the check tells a class, rightly and wrongly."""
+    marked, clean = zip(*runs, strict=True)
+    learned = [one for one in marked if one.entries[-1].marked - one.entries[-1].clean >= DAMAGE]
+    found = sum(not one.told.keys().isdisjoint(case.classes) for one in learned)
+    more = sum(not one.told.keys().isdisjoint(case.classes) for one in marked) - found
+    others = sum(not one.told.keys() <= set(case.classes) for one in marked)
+    return (
+        f"{case.name}: the check tells a class with the shortcut in {found} of {len(learned)} runs in which it costs "
+        f"accuracy in the end, and in {more} of {len(runs) - len(learned)} others; another class in {others} of "
+        f"{len(runs)}; any class in {sum(bool(one.told) for one in clean)} of {len(runs)} runs without it."
+    )
+
+
 HEAD = [
-    "| | map | patches on it at step 0 | half of them, from step | at the end | chance | damage in validation, from "
-    "step | accuracy without it | with it | of the control |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "| | map | patches on it at step 0 | half of them, from step | at the end | chance | told by the check, from step "
+    "| damage in validation, from step | accuracy without it | with it | of the control |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
 ]
 
 
@@ -226,8 +228,10 @@ def main() -> None:
     for case in (case for case in cases if args.only in case.name):
         runs = [[run(case, seed, is_marked, args.every) for is_marked in (True, False)] for seed in range(args.seeds)]
         table += row(case, [result(case, *pair) for pair in runs])
-        rules.append(rule(case, runs))
-        kept[case.name] = [[[asdict(entry) for entry in entries] for entries in pair] for pair in runs]
+        rules += [told(case, runs), rule(case, runs)]
+        kept[case.name] = [
+            [{"told": one.told, "entries": [asdict(entry) for entry in one.entries]} for one in pair] for pair in runs
+        ]
         print("\n".join(table if len(kept) == 1 else table[-2:]), flush=True)
     print("", *rules, sep="\n")
     if args.json:

@@ -2,9 +2,11 @@
 
     python examples/evidence.py --out evidence                   # drawn shapes, and the packages' photographs
     python examples/evidence.py --out evidence --pets FOLDER     # also those on photographs of cats and dogs
+    python examples/evidence.py --out evidence --xrays FOLDER    # also those on X-rays
     python examples/evidence.py --quick                          # small and short: that everything runs
 
-`FOLDER` has `clean/`, `mask/` and `sticker/`, as `10_photographs_with_masks.py --help` and `shortcuts.photographs` say.
+The folder of pets has `clean/`, `mask/` and `sticker/`, as `10_photographs_with_masks.py --help` and
+`shortcuts.photographs` say; that of X-rays is as `14_what_x_rays_are_told_by.py --help` says.
 A study whose packages are not installed is left out, and that is said. All seeds are fixed.
 """
 
@@ -33,9 +35,10 @@ class Study(NamedTuple):
     packages: tuple[str, ...] = ()
 
 
-def studies(out: Path, pets: Path | None, quick: bool) -> list[Study]:
+def studies(out: Path, pets: Path | None, xrays: Path | None, quick: bool) -> list[Study]:
     """What to run; each leaves its pictures and figures in a folder of its own."""
-    small = ["--quick"] if quick else []
+    small, once = (["--quick"], ["--runs", "1"]) if quick else ([], [])
+    right = ["15_how_often_the_check_is_right.py", *small, *once]
     found = []
     if pets is not None:  # the longest first, so that no core waits at the end
         how_soon = ["13_how_soon_a_shortcut_shows.py", "--data", str(pets), *small]
@@ -46,9 +49,17 @@ def studies(out: Path, pets: Path | None, quick: bool) -> list[Study]:
             Study("stickers_efficientnet", [*how_soon, "--only", "EfficientNet"], IMAGENET),
             Study("pets", with_masks, IMAGENET),
             Study("label_noise_of_pets", noisy, IMAGENET),
+            Study("check_of_pets", [*right, "--pets", str(pets)], IMAGENET),
+        ]
+    if xrays is not None:
+        found += [
+            Study("check_of_x_rays", [*right, "--xrays", str(xrays)], IMAGENET),
+            Study("x_rays", ["14_what_x_rays_are_told_by.py", "--data", str(xrays), *small], IMAGENET),
         ]
     found += [
         Study("shortcuts", ["13_how_soon_a_shortcut_shows.py", *small, *(["--seeds", "1"] if quick else [])]),
+        Study("check", right),
+        Study("drawn_x_rays", ["14_what_x_rays_are_told_by.py", *small]),
         Study("label_noise", ["12_label_noise.py", *small]),
         Study("sanity_checks", ["11_sanity_checks.py", *_out(out, "sanity_checks"), *small], IMAGENET),
         Study("shapes_with_masks", ["10_photographs_with_masks.py", "--data", "shapes", *_out(out, "shapes"), *small]),
@@ -87,12 +98,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("normgrad_demo") / "evidence")
     parser.add_argument("--pets", type=Path, help="photographs of cats and dogs")
+    parser.add_argument("--xrays", type=Path, help="X-rays")
     parser.add_argument("--only", default="", help="run the studies whose name has this text")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time; each takes one core")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = [study for study in studies(args.out, args.pets, args.quick) if args.only in study.name]
+    chosen = [study for study in studies(args.out, args.pets, args.xrays, args.quick) if args.only in study.name]
     with ThreadPoolExecutor(args.jobs) as workers:
         went_well = list(workers.map(partial(run, out=args.out), chosen))
     sys.exit(not all(went_well))

@@ -85,7 +85,7 @@ def drawn_shapes(count: int, seed: int, shortcut: str | None, size: int = 64) ->
     return Marked(normalise(images), pictures.labels, CLASSES, boxes, pictures.masks)
 
 
-def photographs(root: Path, split: str, size: int, *, stickers: bool) -> Marked:
+def photographs(root: Path, split: str, size: int, *, stickers: bool, only: str | None = None) -> Marked:
     """Return photographs, with or without a sticker that names the class.
 
     Args:
@@ -94,6 +94,7 @@ def photographs(root: Path, split: str, size: int, *, stickers: bool) -> Marked:
         split: `"train"` or `"val"`.
         size: pixels of a side.
         stickers: whether to show them.
+        only: the class that alone has them; None: all have.
     """
     folder = next(path for path in (root / "clean" / split, root / split, root) if path.is_dir())
     files = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
@@ -103,10 +104,11 @@ def photographs(root: Path, split: str, size: int, *, stickers: bool) -> Marked:
     known = _known_stickers(root, split)
     images, boxes = [], []
     for number, path in enumerate(files):
-        picture, box = _with_sticker(path, root, split, known, number, stickers)
+        has_one = only in (None, path.parent.name)
+        picture, box = _with_sticker(path, root, split, known, number, stickers and has_one)
         zoom = size / np.array([picture.width, picture.height] * 2)
         images.append(np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC)))
-        boxes.append(np.array(box) * zoom)
+        boxes.append(np.array(box) * zoom if has_one else np.full(4, np.nan))
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
     labels = torch.tensor([classes.index(path.parent.name) for path in files])
     return Marked(normalise(pixels), labels, classes, torch.tensor(np.stack(boxes), dtype=torch.float32))

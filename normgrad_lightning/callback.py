@@ -82,10 +82,11 @@ class NormGradCallback(Callback):
         images: which of the batch: classes in turn (`"balanced"`, where labels are known), the first, random ones, the
             hardest (those with the most training signal) or the easiest.
         classes: the names of the classes, by number; None: those of the data set (`dataset.classes`), if it has them.
-        probe: images to follow through training, with a film of their maps at the end. Each event then takes about as
-            long as a training step on these images, and more with order 1. `"train"` takes `num_images` of the first
-            training batch, `"val"` of the first validation batch or batches, classes in turn; in code, a batch is taken
-            as it is.
+        probe: images to follow through training, with a film of their maps at the end. None: `num_images` of the first
+            batch, classes in turn, where the network is recognised, which then runs alone, at the events of the default
+            schedule at most; False: none. `"train"` takes images of the first training batch, `"val"` of the first
+            validation batch or batches; in code, a batch is taken as it is. With these, each event runs `training_step`
+            on them, and more passes with order 1.
         views: what to show: `"overview"`, `"panels"`, `"patches"` (what each class is learned from), `"atlas"` (where),
             `"curves"`, `"film"` (of a probe), in code also a function of yours; one, or a list of these. None: all.
         read_every_n_steps: optimizer steps from one step that patches, atlas and curves are collected from to the next.
@@ -217,7 +218,7 @@ class NormGradCallback(Callback):
     @property
     def state_key(self) -> str:
         """Tells callbacks of one Trainer apart in a checkpoint, by all flags that are not the default."""
-        return f"{type(self).__qualname__}{self._settings.changed_flags()}"
+        return f"{type(self).__qualname__}{self._settings.changed}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: its schedule, its images, its film, and what it compares with."""
@@ -252,7 +253,7 @@ class NormGradCallback(Callback):
         self._messenger.start_over()
         if self._settings.schedule.order1_every_n_steps is not None:
             self._check_order1(trainer, pl_module)
-        if self._settings.images.probe is not None:
+        if self._settings.images.asks_for_probe:
             self._check_probe(trainer, pl_module)
         if trainer.global_step == 0:
             self._state.start_over()
@@ -342,8 +343,13 @@ class NormGradCallback(Callback):
         if session := self._session_of(trainer):
             session.begin_batch(trainer, pl_module, batch, batch_idx, self._settings)
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Look at training's loss."""
+        if session := self._session_of(trainer):
+            session.before_backward(loss)
+
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note training's backward pass."""
+        """Note training's backward pass, and run the probe by default."""
         if session := self._session_of(trainer):
             session.after_backward()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from torch.utils.data import DataLoader, Dataset
@@ -35,7 +36,7 @@ ProbeOf = Literal["train", "val"]
 if TYPE_CHECKING:
     Probe: TypeAlias = ProbeOf | Any
 else:
-    Probe = ProbeOf | None  # what command lines and configs can say; a batch can be given in code only
+    Probe = ProbeOf | bool | None  # what command lines and configs can say; a batch can be given in code only
 
 AS_IS = "as_is"
 """Marks a flag whose value is not a list of a config."""
@@ -105,14 +106,16 @@ _INTERVALS = {
 
 
 def check_probe(probe: object) -> None:
-    """Raise if it is neither one of the texts nor a batch."""
-    if isinstance(probe, str) and probe in get_args(ProbeOf):
+    """Raise if it is none of the texts, no batch, and not False."""
+    if probe is False or (isinstance(probe, str) and probe in get_args(ProbeOf)):
         return
     are_batches = isinstance(probe, DataLoader | Dataset)
     if are_batches or (probe is not None and _is_made_of_plain_values(probe)):
         known, came = ", ".join(map(repr, get_args(ProbeOf))), type(probe).__name__ if are_batches else repr(probe)
         hint = " Take one batch out of it: `probe=next(iter(loader))`." if are_batches else ""
-        raise ValueError(f"`probe`: expected None, {known} or, in code, a batch of images, but got {came}.{hint}")
+        raise ValueError(
+            f"`probe`: expected None, False, {known} or, in code, a batch of images, but got {came}.{hint}"
+        )
 
 
 def _is_made_of_plain_values(value: object) -> bool:
@@ -148,6 +151,11 @@ class ImageFlags:
         if self.classes is not None:
             check_names("classes", self.classes, "class")
         check_probe(self.probe)
+
+    @property
+    def asks_for_probe(self) -> bool:
+        """Whether the user asks for a probe; None is one by default, where the network is recognised."""
+        return self.probe is not None and self.probe is not False
 
     @property
     def by_signal(self) -> bool:
@@ -225,15 +233,20 @@ class Settings:
         groups = [getattr(self, group.name) for group in fields(self)]
         return {flag.name: getattr(group, flag.name) for group in groups for flag in fields(group)}
 
-    def changed_flags(self) -> dict[str, Any]:
-        """What tells two callbacks apart: the flags that are not the default, but for batches and `on_error`."""
+    @cached_property
+    def changed(self) -> str:
+        """What tells two callbacks apart: the flags that are not the default, but for batches and `on_error`.
+
+        Lightning asks for it several times a step.
+        """
         kinds = [flag for group in get_type_hints(Settings).values() for flag in fields(group)]
         flags = {**self.flags(), "views": self.views.names}
-        return {
+        changed = {
             kind.name: flags[kind.name]
             for kind in kinds
             if AS_IS not in kind.metadata and flags[kind.name] != kind.default
         }
+        return str(changed)
 
     def with_flag(self, name: str, value: Any) -> Settings:
         """The same settings with another value of one flag."""

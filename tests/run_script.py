@@ -4,8 +4,10 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
+from run_forked import Forks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -21,11 +23,17 @@ def run(folder, command, shell=False, **environment):
     return subprocess.run(command, cwd=folder, env=env, shell=shell, capture_output=True, text=True)
 
 
-def run_python(folder, *arguments, **environment):
-    """Run `python …`; it must end well."""
-    result = run(folder, [sys.executable, *map(str, arguments)], **environment)
+def run_python(folder, *arguments, imported=("pytorch_lightning", "lightning.pytorch"), **environment):
+    """Run `python …`, as if these modules were imported already; it must end well."""
+    result = forks(imported).run(folder, *arguments, **environment)
     assert result.returncode == 0, result.stderr
     return result
+
+
+@cache
+def forks(modules):
+    """The process of this test run that has imported them; it ends with the test run, when its input does."""
+    return Forks(modules)
 
 
 def shown(folder):

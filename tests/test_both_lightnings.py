@@ -47,7 +47,7 @@ EVERY_STEP = "every_n_steps=1, order1_every_n_steps=1"
 def said(folder, *lines, **environment):
     """What the last line of a script prints, as an object, and what it has written to stderr."""
     code = "\n".join(["import json", "from global_state import state", SEEDED, "states = []", *lines])
-    done = run_python(folder, "-c", code, PYTHONPATH=str(TESTS), **environment)
+    done = run_python(folder, "-c", code, imported=("torch",), PYTHONPATH=str(TESTS), **environment)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 

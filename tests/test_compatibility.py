@@ -65,7 +65,7 @@ def test_the_key_names_the_flags_that_are_not_the_default_and_the_state_has_what
     named = "{'layers': ['net.stage1', 'net.stage3'], 'every_n_steps': 2, 'num_images': 3, 'images': 'random'}"
     assert NormGradCallback(**FLAGS).state_key == f"NormGradCallback{named}"
     older = {"last_event", "last_order1", "random", "times_shown"}
-    newer = {"last_reading", "first_patches", "first_lifts", "typical_maps", "budget", "check"}
+    newer = {"last_reading", "first_patches", "first_lifts", "typical_maps", "budget", "check", "tab"}
     assert set(NormGradCallback().state_dict()) == older | newer
     older.add("last_reading")
     NormGradCallback().load_state_dict({name: NormGradCallback().state_dict()[name] for name in older})

@@ -98,6 +98,13 @@ class TalksInBackward(WithoutDropout):
         return F.cross_entropy(SumsInBackward.apply(self.net(batch[0])), batch[1])
 
 
+class TalksInForward(WithoutDropout):
+    def loss(self, batch):
+        loss = super().loss(batch)
+        dist.all_reduce(loss.detach().clone())
+        return loss
+
+
 class IsKilled(Lit):
     """The first process dies as soon as an event is over, as if the machine had run out of memory."""
 
@@ -232,6 +239,7 @@ SETUPS = {
     "compiled": Setup(ddp(), Compiled),
     "probe": Setup(ddp(), flags={"probe": "train"}),
     "checked": Setup(lambda: {"strategy": "ddp", "data": partial(loader, 768, 64)}, WithoutDropout),
+    "talks_in_forward": Setup(ddp(), TalksInForward, flags={"probe": "train", "on_error": "warn"}),
     "talks_in_backward": Setup(ddp(), TalksInBackward, flags={"probe": "train", "on_error": "warn"}),
     "fsdp1": Setup(lambda: {"strategy": FSDPOnCPU()}, Wrapped, sharded=True),
     "fsdp2": Setup(lambda: {"strategy": ModelParallelStrategy(2, 1)}, Sharded, sharded=True),

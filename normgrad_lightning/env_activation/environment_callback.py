@@ -72,7 +72,7 @@ class EnvironmentCallback(NormGradCallback):
         try:
             super()._check_probe(trainer, pl_module)
         except ValueError as error:
-            self.probe = None
+            self.probe = False
             self._messenger.warn_once(
                 f"NormGrad ignores {variable('probe')}, and training goes on without a probe. {error}"
             )

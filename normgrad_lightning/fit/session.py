@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,11 @@ from normgrad_lightning.fit.showing import Record, Showing
 from normgrad_lightning.fit.state import RunState
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
-from normgrad_lightning.settings import Settings
-from normgrad_lightning.step.budget import EVENT, READING
+from normgrad_lightning.settings import ScheduleFlags, Settings
+from normgrad_lightning.step.budget import EVENT, READING, Intervals
 from normgrad_lightning.step.check import StepCheck
 from normgrad_lightning.step.context import Seen, StepContext, seen_by
+from normgrad_lightning.step.default_probe import DefaultProbe
 from normgrad_lightning.step.image_choice import cut
 from normgrad_lightning.step.labels import check_classes, classes_of, labels_of, labels_on_device
 from normgrad_lightning.step.live import StepReader
@@ -74,7 +76,9 @@ class Session:
         self._classes: Sequence[str] | None = None
         self._open: OpenStep | None = None
         self._check: StepCheck | None = None
+        self._probe_by_default: DefaultProbe | None = None
         self._last_step = 0
+        self._between: Intervals | None = None
 
     def is_of(self, trainer: Trainer) -> bool:
         """Return whether this is the session of a Trainer."""
@@ -97,6 +101,7 @@ class Session:
             if reader.can_read and trainer.is_global_zero:
                 self._reader = reader
                 self._check = StepCheck(trainer, module, self._state.check, self._messenger)
+                self._probe_by_default = DefaultProbe(trainer, module, self._state.probe_images)
 
     def find_classes(self, trainer: Trainer, module: LightningModule, settings: Settings) -> None:
         """Find out what the classes are called, and what the images were normalised with.
@@ -126,12 +131,11 @@ class Session:
         self._state.budget.begin_step()
         self._last_step = step = trainer.global_step
         when, schedule = settings.schedule, self._state.schedule
-        between_readings, between_events = self._intervals(trainer, settings)
+        between = self._intervals(trainer, settings)
         is_last = is_last_step(trainer, batch_idx)
-        is_event = schedule.is_due(step, when, between_events, is_last=is_last)
-        with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
-        may_read = self._showing.collects(settings) and self._reader.is_free
-        if is_event or (may_read and schedule.reading_is_due(step, between_readings)):
+        is_event = schedule.is_due(step, when, between.events, is_last=is_last)
+        if is_event or (schedule.reading_is_due(step, between.readings) and self._may_read(settings, self._reader)):
+            with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
             self._messenger.on_error = settings.general.on_error
             context = StepContext(
                 step,
@@ -148,15 +152,33 @@ class Session:
             )
             with self._messenger.guard("beginning to read a step"):
                 self._begin(context, self._reader, is_last=is_last)
+                if self._check is not None and (is_event or schedule.reading_is_due(step, between.pieces)):
+                    with self._messenger.guard("beginning the check"):
+                        self._check.begin(context)
         self._state.budget.begin_training()
 
-    def _intervals(self, trainer: Trainer, settings: Settings) -> tuple[int, int]:
-        """Return the steps between readings and between events: those that the user has set, else what time allows."""
+    def _may_read(self, settings: Settings, reader: StepReader) -> bool:
+        return reader.is_free and self._showing.collects(settings)
+
+    def _intervals(self, trainer: Trainer, settings: Settings) -> Intervals:
+        """Return the steps between readings and so on: those that the user has set, else what time allows."""
         when, budget = settings.schedule, self._state.budget
-        allowed, events = budget.intervals(when.budget, when.every_n_steps)
-        readings = when.read_every_n_steps or allowed
-        wanted = when.read_every_n_steps or READING, when.every_n_steps or EVENT
-        if when.budget is not None and (readings, events) != wanted:
+        checking = self._check is not None and self._check.is_at_work
+        between = budget.intervals(when.budget, when.every_n_steps, checking=checking)
+        if when.read_every_n_steps is not None:
+            between = Intervals(when.read_every_n_steps, between.events, when.read_every_n_steps)
+        if between != self._between:
+            self._announce_intervals(trainer, when, between)
+        self._between = between
+        return between
+
+    def _announce_intervals(self, trainer: Trainer, when: ScheduleFlags, between: Intervals) -> None:
+        """Say once that the budget makes readings or events rarer."""
+        readings, events, _ = between
+        if when.budget is not None and (readings, events) != (
+            when.read_every_n_steps or READING,
+            when.every_n_steps or EVENT,
+        ):
             later = " and, after the first 500 steps," if when.every_n_steps is None else " and"
             share = f"{100 * when.budget:g} % of the training time (`budget={when.budget:g}`)"
             self._messenger.announce(
@@ -164,13 +186,23 @@ class Session:
                 f"NormGrad keeps to {share}: it reads every {readings} steps{later} shows maps every {events}.",
                 cause="budget",
             )
-        return readings, events
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Look at the loss that training is about to go back from."""
+        if self._open is not None and self._probe_by_default is not None:
+            self._probe_by_default.before_backward(loss)
 
     def after_backward(self) -> None:
-        """Note a backward pass of training."""
-        if self._open is not None and self._reader is not None:
-            self._open.saw_backward = True
-            self._reader.after_backward(self._open.context)
+        """Note a backward pass of training; after the first one of an event, run the probe by default."""
+        step, reader = self._open, self._reader
+        if step is None or reader is None:
+            return
+        step.saw_backward = True
+        reader.after_backward(step.context)
+        if self._probe_by_default is not None and self._probe_by_default.is_watching:
+            with self._messenger.guard("running the network on the probe"), self._state.budget.interruption():
+                seen = self._probe_by_default.after_backward(step.context, reader.layers)
+                step.probe = [*step.probe, seen] if seen.sets else step.probe
 
     def end_batch(self, outputs: Any = None) -> None:
         """Show what is pending, and take what was seen of this step, which is shown at the end of the next one.
@@ -199,7 +231,7 @@ class Session:
         if budget.seconds > _LONG_ENOUGH and budget.share > _TOO_MUCH:
             self._messenger.warn_once(
                 f"NormGrad takes {100 * budget.share:.0f} % of the training time, as its flags ask for. A larger "
-                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or no `probe` make it cheaper.",
+                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or `probe=False` make it cheaper.",
                 cause="cost",
             )
 
@@ -252,14 +284,14 @@ class Session:
             step.probe = self._probe(context, reader.layers)
             step.order1 = self._order1(context, reader.layers) if context.with_order1 else None
         reader.begin(context)
-        if self._check is not None:
-            with self._messenger.guard("beginning the check"):
-                self._check.begin(context)
+        if self._probe_by_default is not None and context.is_event:
+            with self._messenger.guard("beginning the probe"):
+                self._probe_by_default.begin(context, is_last=is_last)
 
     def _probe(self, context: StepContext, layers: Sequence[str]) -> list[Seen]:
         """Run the passes on the probe, if there is one."""
         images = self._state.probe_images
-        if context.settings.images.probe is None:
+        if not context.settings.images.asks_for_probe:
             return []
         images.offer("train", context.module, context.batch, context.settings)
         doing = "running a pass on the probe (its batch must be one that the training loss takes)"
@@ -285,6 +317,8 @@ class Session:
         read = Read()
         with self._messenger.guard("taking the hooks off"):
             read = reader.end()
+            if self._probe_by_default is not None:
+                self._probe_by_default.drop()
         self._open = None  # not before: Ctrl-C may have left hooks
         return read
 
@@ -292,28 +326,41 @@ class Session:
         """Return what was seen of a step, as copies that training does not touch."""
         context, guard = step.context, self._messenger.guard
         trained = step.saw_backward or (read.recorder is not None and read.recorder.has_gradients)
-        reader.note(trained=trained)
-        has_order1 = step.order1 is not None and bool(step.order1.sets)
-        self._state.schedule.note(context, trained=trained, has_order1=has_order1)
+        self._note(step, reader, trained=trained)
         live = Seen()
         with guard("reading the maps"):
             live = reader.seen(read, context, saw_backward=step.saw_backward, trained=trained)
         if self._check is not None:
-            with guard("doing the check"):
+            with guard("doing the check"), self._state.budget.piece() if self._check.is_watching else nullcontext():
                 self._check.end(context, live.sets, outputs, trained=trained, is_last=step.is_last)
-        batch, sets, skipped, about = list[MapSet](), list[MapSet](), 0, list[str]()
+        batch = list[MapSet]()
         if trained and live.sets and self._showing.collects(context.settings):
             with guard("collecting from a batch"):
                 batch = [pooled(live.sets[0])]
-        if context.is_event:
-            about = [reader.about(context.settings), about_order1(context.settings), about_probe(context.settings)]
-            of_passes = [one for one in (step.order1, *(step.probe if trained else ())) if one is not None]
-            skipped = sum(one.skipped for one in (*of_passes, *(() if trained else step.probe)))
-            self._excuse([live, *of_passes], is_failure=trained and (bool(live.sets) or read.recorder is None))
-            with guard("reading the maps"):
-                sets = [_numbered(one, reader.layers) for one in self._shown(context, live, step.order1, of_passes)]
-        on_the_way = SetsOnTheWay(sets), SetsOnTheWay(batch)
-        return Record(context.step, context.settings, context.is_event, *on_the_way, skipped, about)
+        record = Record(context.step, context.settings, context.is_event, batch=SetsOnTheWay(batch))
+        if not context.is_event:
+            return record
+        was_read = trained and (bool(live.sets) or read.recorder is None)
+        return self._with_maps(record, step, live, reader, trained=trained, was_read=was_read)
+
+    def _note(self, step: OpenStep, reader: StepReader, *, trained: bool) -> None:
+        """Note how the step went, for when the next event comes."""
+        reader.note(trained=trained)
+        has_order1 = step.order1 is not None and bool(step.order1.sets)
+        self._state.schedule.note(step.context, trained=trained, has_order1=has_order1)
+
+    def _with_maps(
+        self, record: Record, step: OpenStep, live: Seen, reader: StepReader, *, trained: bool, was_read: bool
+    ) -> Record:
+        """Return the record of an event with its maps. Without training, the probe has none either."""
+        settings, sets = record.settings, list[MapSet]()
+        about = [reader.about(settings), about_order1(settings), about_probe(settings)]
+        of_passes = [one for one in (step.order1, *(step.probe if trained else ())) if one is not None]
+        skipped = sum(one.skipped for one in (*of_passes, *(() if trained else step.probe)))
+        self._excuse([live, *of_passes], is_failure=was_read)
+        with self._messenger.guard("reading the maps"):
+            sets = [_numbered(one, reader.layers) for one in self._shown(step.context, live, step.order1, of_passes)]
+        return replace(record, sets=SetsOnTheWay(sets), skipped=skipped, about=about)
 
     def _shown(self, context: StepContext, live: Seen, order1: Seen | None, of_passes: Sequence[Seen]) -> list[MapSet]:
         """Return the sets of the images that are shown: those that a pass before has chosen, or are chosen now."""

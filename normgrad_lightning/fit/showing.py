@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from normgrad_lightning.fit.state import RunState
@@ -38,10 +38,10 @@ class Record:
     step: int
     settings: Settings
     is_event: bool
-    sets: SetsOnTheWay
-    batch: SetsOnTheWay
-    skipped: int
-    about: Sequence[str]
+    sets: SetsOnTheWay = field(default_factory=SetsOnTheWay)
+    batch: SetsOnTheWay = field(default_factory=SetsOnTheWay)
+    skipped: int = 0
+    about: Sequence[str] = ()
 
 
 class Showing:
@@ -96,7 +96,7 @@ class Showing:
         """
         self._write_last_pages(trainer, settings, step)
         if "tab" in settings.views.chosen:
-            self._outputs.write_report(trainer)
+            self._outputs.report.write(trainer)
 
     def _show(self, record: Record) -> None:
         settings, messenger, views = record.settings, self._messenger, self._state.views

@@ -24,7 +24,6 @@ from normgrad_lightning.layers.module_tree import is_compiled, with_fast_path
 from normgrad_lightning.layers.names import named_layers
 from normgrad_lightning.layers.nested import first_tensor, floating_tensors
 from normgrad_lightning.layers.options import ReadOptions
-from normgrad_lightning.layers.own_passes import CAN_RUN_EAGERLY
 
 
 class ReadCall(NamedTuple):
@@ -208,12 +207,11 @@ class Observer:
             yield from filter(None, (problem, self.problems.of_overwriting(name)))
 
     def _why_auto_found_nothing(self, reached: Collection[str]) -> str:
-        runs_eagerly = CAN_RUN_EAGERLY and self.is_own_pass
         return self.problems.of_auto(
             has_seen_image=self._images.has_seen_image,
             has_seen_grid=self._search.has_seen_grid,
             reached=bool(reached),
-            has_compiled_parts=not runs_eagerly and any(map(is_compiled, self._modules[""].modules())),
+            has_compiled_parts=not self.is_own_pass and any(map(is_compiled, self._modules[""].modules())),
         )
 
     @property

@@ -90,8 +90,7 @@ class NormGrad:
                 "`model`: expected a module that is not compiled, but got a compiled one, which hooks cannot read. "
                 "Use `order0_maps`, which runs it eagerly in a pass of its own."
             )
-        self.kinds = tuple(kinds)
-        self._readings = [READINGS[kind] for kind in kinds]
+        self.read_kinds(kinds)
         self._num_images = num_images
         self._target = target
         self._observer = Observer(
@@ -129,6 +128,11 @@ class NormGrad:
         """Forget the maps and images of earlier steps."""
         self._latest.clear()
         self._observer.clear()
+
+    def read_kinds(self, kinds: Sequence[str]) -> None:
+        """From the next step on, read these kinds of maps."""
+        self.kinds = tuple(kinds)
+        self._readings = [READINGS[kind] for kind in kinds]
 
     @property
     def enabled(self) -> bool:

@@ -32,7 +32,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normgrad_lightning.isolated.python_state import HOOKS, PythonState
 from normgrad_lightning.isolated.random_state import devices_of, preserved_rng
 from normgrad_lightning.isolated.torch_settings import settings_for_passes
-from normgrad_lightning.layers.own_passes import CAN_RUN_EAGERLY
 from normgrad_lightning.maths.tensor_subclasses import no_overrides
 
 HALF = (torch.float16, torch.bfloat16)
@@ -179,8 +178,8 @@ def _hooks_kept(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _eager() -> AbstractContextManager[None]:
-    """Run compiled modules eagerly; before torch 2.6 this cannot be done."""
-    if not CAN_RUN_EAGERLY or "torch._dynamo" not in sys.modules:  # it takes a second to load, and nothing is compiled
+    """Run compiled modules eagerly."""
+    if "torch._dynamo" not in sys.modules:  # it takes a second to load, and nothing is compiled
         return nullcontext()
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance

@@ -8,11 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-CAN_RUN_EAGERLY = hasattr(torch.compiler, "set_stance")
-"""Whether compiled modules can be run eagerly: from torch 2.6 on."""
-
 _passes: list[object] = []
 
 
@@ -23,7 +18,7 @@ def current_pass() -> object:
 
 def runs_eagerly() -> bool:
     """Whether compiled modules run eagerly now, as they do in own passes."""
-    return CAN_RUN_EAGERLY and bool(_passes)
+    return bool(_passes)
 
 
 @contextmanager

@@ -55,6 +55,9 @@ class StepCheck:
         module: what trains.
         check: what was measured; it outlives the `fit`.
         messenger: for the sentence, and for warnings.
+
+    Attributes:
+        is_at_work: whether there was something to do when it was last asked.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, check: Check, messenger: Messenger) -> None:
@@ -64,19 +67,27 @@ class StepCheck:
         self._misses = 0
         self._has_given_up, self._is_asked_for, self._has_looked = False, False, False
         self._began_last_round = False
+        self.is_at_work = False
         self._told: set[int] = set()
         self._shown: list[tuple[int, int, int]] = []
 
     def begin(self, context: StepContext) -> None:
         """Watch the step, if there is something to do."""
         check = context.settings.general.check
-        self._is_asked_for = bool(check)
+        self._is_asked_for, self.is_at_work = bool(check), False
         if check is False or self._has_given_up:
             return
         if (why := self._obstacle(context.module)) is not None:
             self._give_up(why)
-        elif self._check.is_due(context.step) or self._last_round_begins(context.step):
+            return
+        self.is_at_work = self._check.is_due(context.step) or self._last_round_begins(context.step)
+        if self.is_at_work:
             self._watch.attach()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it watches the step that is read."""
+        return self._watch.is_attached
 
     def end(
         self, context: StepContext, sets: Sequence[MapSet], outputs: Any, *, trained: bool, is_last: bool = False

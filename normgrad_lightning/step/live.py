@@ -142,10 +142,10 @@ class StepReader:
         )
 
 
-def _map_set(recorder: NormGrad, kind: str, undo: float, context: StepContext) -> MapSet:
+def _map_set(recorder: NormGrad, kind: str, undo: float | Tensor, context: StepContext) -> MapSet:
     """Return the maps of a kind, without the scaling of the loss."""
     factor = undo if KINDS[kind].scales_with_loss else 1.0
-    maps = {layer: m if factor == 1 else m * factor for layer, m in recorder.latest_maps(kind).items()}
+    maps = {layer: _times(m, factor) for layer, m in recorder.latest_maps(kind).items()}
     return context.map_set(
         KINDS[kind],
         maps,
@@ -157,6 +157,12 @@ def _map_set(recorder: NormGrad, kind: str, undo: float, context: StepContext) -
         sums={layer: m.flatten(1).sum(1) for layer, m in maps.items()},
         largest={layer: m.amax() for layer, m in maps.items()},
     )
+
+
+def _times(m: Tensor, factor: float | Tensor) -> Tensor:
+    if isinstance(factor, Tensor):
+        return m * factor.to(m.device)
+    return m if factor == 1 else m * factor
 
 
 def _labels_of(context: StepContext, recorder: NormGrad, maps: Mapping[str, Tensor]) -> Sequence[int] | None:

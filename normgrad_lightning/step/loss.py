@@ -98,20 +98,22 @@ class TrainingLoss:
     @cached_property
     def scale(self) -> float:
         """What the loss is multiplied by, as a GradScaler does, so that half-precision gradients do not vanish."""
-        return self._scale_now()
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
-    def undo(self, module: LightningModule) -> float:
+    def undo(self, module: LightningModule) -> float | Tensor:
         """The factor that undoes what Lightning has done to the loss of training's latest backward pass.
 
         It divides by the number of accumulated batches, and a GradScaler multiplies. Call it right after the backward
-        pass, before the scale changes.
+        pass, before the scale changes. The scale stays on the device: to ask for the number would be to wait for it.
         """
-        accumulated = self._trainer.accumulate_grad_batches if module.automatic_optimization else 1
-        return accumulated / self._scale_now()
+        accumulated = float(self._trainer.accumulate_grad_batches) if module.automatic_optimization else 1.0
+        if self._scaler is None:
+            return accumulated
+        return accumulated / self._scaler.scale(torch.ones((), device=module.device))  # type: ignore[no-any-return]
 
-    def _scale_now(self) -> float:
-        scaler = getattr(self._trainer.precision_plugin, "scaler", None)
-        return 1.0 if scaler is None else float(scaler.get_scale())
+    @property
+    def _scaler(self) -> Any:
+        return getattr(self._trainer.precision_plugin, "scaler", None)
 
     def check(self, module: LightningModule, batch: Any) -> None:
         """Raise if a step cannot be run, or could not be undone; the first time, try it on images of this batch."""

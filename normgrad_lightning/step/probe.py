@@ -35,7 +35,7 @@ _SEED = 0
 def about_probe(settings: Settings) -> str:
     """Return a sentence on the probe, for the announcement; empty if there is none."""
     probe = settings.images.probe
-    if probe is None:
+    if not settings.images.asks_for_probe:
         return ""
     whose = _WHOSE[probe] if isinstance(probe, str) else "the batch given in code"
     return f"A probe, images of {whose}, takes passes of its own at each event."
@@ -54,7 +54,7 @@ def probe_order0(context: StepContext, layers: Sequence[str], images: ProbeImage
         return Seen()
     settings = context.settings
     fewer = f"To follow fewer images, set `num_images={max(settings.images.num_images // 2, 1)}`; to follow"
-    with memory_explained(f"{fewer if isinstance(settings.images.probe, str) else 'To follow'} none, `probe=None`."):
+    with memory_explained(f"{fewer if isinstance(settings.images.probe, str) else 'To follow'} none, `probe=False`."):
         batch, known = _batch(context, images), settings.general.layers
         if known == AUTO:
             known = layers or trained_layers(context.module, context.loss, batch, settings.read)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normgrad_lightning.check.network import NetworkCall
 from normgrad_lightning.isolated.batches import CannotSlice, batch_size, copied, images_at
 from normgrad_lightning.isolated.sandbox import Sandbox
 from normgrad_lightning.layers.nested import map_tensors, parts
@@ -22,6 +23,9 @@ from normgrad_lightning.step.image_choice import ImageChoice
 from normgrad_lightning.step.joining import DoNotFit, joined
 from normgrad_lightning.step.labels import classes_of, labels_of
 from normgrad_lightning.step.messages import Messenger
+
+BY_DEFAULT = "network"
+"""Whose images a checkpoint has if they were taken by default, as the network was called with them."""
 
 MOST_BATCHES = 8
 """Maximum validation batches to sample: validation data is often sorted, and a batch then has one class."""
@@ -56,7 +60,7 @@ class ProbeImages:
     def are_of(self, probe: Any) -> bool:
         """Whether these are the images that a value of the flag asks for."""
         if isinstance(self._of, str):
-            return isinstance(probe, str) and probe == self._of
+            return self._of == (BY_DEFAULT if probe is None else probe if isinstance(probe, str) else "")
         return probe is not None and probe is self._of
 
     @property
@@ -128,6 +132,13 @@ class ProbeImages:
         self.labels = None if labels is None else [labels[index] for index in indices]
         self._of = of
         self._left = MOST_BATCHES - 1 if of == "val" and not self._has_all_classes(module, which) else 0
+
+    def take_of_call(self, call: NetworkCall, labels: Sequence[int], which: ImageFlags) -> None:
+        """Copy a few images as the network was called with them, classes in turn."""
+        rows = ImageChoice().balanced(labels, min(which.num_images, len(labels)))
+        cut = call.at(torch.tensor(rows, device=call.scores.device))
+        self.batch, self.labels = _on_cpu(copied((cut.args, cut.kwargs))), [labels[row] for row in rows]
+        self._of, self._left = BY_DEFAULT, 0
 
     def take_more(self, module: Any, batch: Any, which: ImageFlags) -> None:
         """Copy images of another batch, if it has classes that are missing; if the two fit, and can be cut."""

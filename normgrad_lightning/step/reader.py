@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from normgrad_lightning.hooks.recorder import NormGrad
 from normgrad_lightning.isolated.interrupts import memory_explained
 from normgrad_lightning.isolated.one_pass import replayed
 from normgrad_lightning.layers.module_tree import Waypoint, all_modules, compiled_layers, is_compiled, ways_to
 from normgrad_lightning.layers.names import AUTO, match_layers, named_layers
-from normgrad_lightning.layers.own_passes import CAN_RUN_EAGERLY, own_pass
+from normgrad_lightning.layers.own_passes import own_pass
 from normgrad_lightning.settings import Settings
 from normgrad_lightning.step.context import StepContext
 from normgrad_lightning.step.loss import NoLoss, check_training_loss
@@ -36,7 +36,7 @@ class Read(NamedTuple):
     """
 
     recorder: NormGrad | None = None
-    undo: float = 1.0
+    undo: float | Tensor = 1.0
     excuse: ValueError | None = None
 
 
@@ -83,7 +83,7 @@ class LiveReader:
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self._model = model
         self._is_reading = False
-        self._undo = 1.0
+        self._undo: float | Tensor = 1.0
         self._modules = all_modules(model)
         self._compiled = compiled_layers(model)
         self._ways: list[Waypoint] = []
@@ -104,6 +104,8 @@ class LiveReader:
         """Put the hooks on."""
         self._undo = 1.0
         self._recorder.clear()
+        kinds = context.settings.general.kinds
+        self._recorder.read_kinds(kinds if context.is_event else kinds[:1])  # views collect order 0 alone
         self._recorder.attach()
         self._is_reading = True
 
@@ -196,8 +198,6 @@ def choose_reader(trainer: Trainer, module: Any, settings: Settings) -> tuple[Re
             if layers != AUTO:
                 raise
             hint = f" {error}"
-    elif not CAN_RUN_EAGERLY and compiled_layers(module):
-        hint = " Before torch 2.6, layers inside of compiled code cannot be read."
     if is_compiled(module):
         raise CannotRead(f"NormGrad cannot read this module: it is compiled as a whole.{hint}")
     return LiveReader(module, settings), hint
@@ -206,7 +206,7 @@ def choose_reader(trainer: Trainer, module: Any, settings: Settings) -> tuple[Re
 def has_compiled_anything() -> bool:
     """Return whether this process has compiled code that a replay would run eagerly: functions, for example."""
     dynamo = sys.modules.get("torch._dynamo")
-    return CAN_RUN_EAGERLY and dynamo is not None and dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    return dynamo is not None and dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
 def _must_replay(model: nn.Module, layers: str | Sequence[str], target: str) -> bool:
@@ -217,6 +217,6 @@ def _must_replay(model: nn.Module, layers: str | Sequence[str], target: str) -> 
     """
     with own_pass():
         wanted = None if layers == AUTO else match_layers(model, layers, target)
-    if not CAN_RUN_EAGERLY or not compiled_layers(model):
+    if not compiled_layers(model):
         return False
     return wanted is None or not named_layers(model).keys() >= set(wanted)

@@ -21,7 +21,7 @@ class SetsOnTheWay:
         sets: wherever their tensors are.
     """
 
-    def __init__(self, sets: Sequence[MapSet]) -> None:
+    def __init__(self, sets: Sequence[MapSet] = ()) -> None:
         self._sets = sets
         tensors = {id(t): t for one in sets for t in _tensors(one)}
         self._keys = list(tensors)

@@ -219,6 +219,7 @@ def encode_event(
     maps: Sequence[Maps] = (),
     classes: Sequence[ClassView] = (),
     check: Check | None = None,
+    maps_step: int | None = None,
 ) -> bytes:
     """Return the blob of an event.
 
@@ -228,6 +229,7 @@ def encode_event(
         maps: one for each kind and source.
         classes: in the order to show.
         check: what it found last, if it ran.
+        maps_step: of which step the maps are, if not of this one.
     """
     parts = Parts()
     sources = [one.source for one in images]
@@ -235,6 +237,7 @@ def encode_event(
     detail = _FEW if patches <= MANY else _MANY
     header = {
         "step": step,
+        "maps_step": maps_step,
         "images": [_images(one, parts) for one in images],
         "sets": [_set(one, sources, parts) for one in maps],
         "classes": [_class(one, detail, parts) for one in classes],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-import logging
+import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,19 +103,40 @@ def _read(folder: Path, name: str) -> Run:
 
 def _read_event_file(path: Path, run: Run) -> None:
     """Read as far as the file goes: one that is cut off gives what is whole."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
     from tensorboard.util import tensor_util  # type: ignore[import-untyped]
 
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     scalars: set[str] = set()  # only the first value of a series says what it is
-    for event in EventFileLoader(str(path)).Load():
+    for event in _events(path):
         for value in event.summary.value:
             if value.metadata.plugin_data.plugin_name == "scalars":
                 scalars.add(value.tag)
-            if value.tag.endswith(SUFFIX) and value.tensor.string_val:
+            if value.HasField("simple_value"):
+                run.scalars.setdefault(value.tag, {})[event.step] = value.simple_value
+            elif value.tag.endswith(SUFFIX) and value.tensor.string_val:
                 run.blobs.setdefault(value.tag, {})[event.step] = value.tensor.string_val[0]
             elif value.tag in scalars and value.HasField("tensor"):
                 _keep(run, value.tag, event.step, tensor_util.make_ndarray(value.tensor))
+
+
+def _events(path: Path) -> Iterator[Any]:
+    """The events of a file. Checksums are not compared: in TensorBoard's reader that takes most of a minute."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+
+    with open(path, "rb") as file:
+        while len(length := file.read(8)) == 8:
+            (size,) = struct.unpack("<Q", length)
+            file.seek(4, os.SEEK_CUR)  # the checksum of the length
+            if size > path.stat().st_size:
+                return
+            data = file.read(size)
+            file.seek(4, os.SEEK_CUR)
+            if len(data) < size:
+                return
+            try:
+                yield Event.FromString(data)
+            except DecodeError:
+                return
 
 
 def _keep(run: Run, tag: str, step: int, value: Any) -> None:

@@ -231,6 +231,7 @@ _CHECKED = {
 _CHECK = {"step": _is_whole, "sentence": _Optional(_is_text), "classes": [_CHECKED]}
 _EVENT = {
     "step": _is_whole,
+    "maps_step": _Optional(_is_whole),
     "images": [_IMAGES],
     "sets": [_SET],
     "classes": [_CLASS],

@@ -11,16 +11,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageDraw, ImageFont, features
+from PIL import Image, features
 from torch import Tensor
 
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
-from normgrad_lightning.views.colours import colours_of
-from normgrad_lightning.views.columns import columns_of
-from normgrad_lightning.views.drawing import greys_of, plane
-from normgrad_lightning.views.lettering import fitted
-from normgrad_lightning.views.panels import tiles_of
+from normgrad_lightning.views.drawing import Pixels, plane
+from normgrad_lightning.views.lettering import length_of, line_height, write
+from normgrad_lightning.views.overview import drawn
 from normgrad_lightning.views.resampling import evenly_spaced, shrunk
 from normgrad_lightning.views.scales import wide
 from normgrad_lightning.views.style import Style
@@ -28,15 +26,10 @@ from normgrad_lightning.views.style import Style
 MOST_FRAMES = 60
 MOST_BYTES = 4_000_000
 """Of the frames in a checkpoint, at most."""
-WIDTH = 600
-"""Of the picture, at most: it is shown at this size without a loss."""
 
 _MOST_ROWS, _MOST_LAYERS = 6, 5
-_LARGEST_TILE = 110
-_HEIGHT_OF_ROWS = 640
-_MARGIN, _GAP, _HEADER, _FOOTER = 10, 4, 50, 34
-_NARROWEST, _WITH_LEGEND = 340, 450  # the title fits, and the legend beside it
-_BACKGROUND, _INK, _PALE_INK, _BAR, _REST = "white", (30, 30, 30), (110, 110, 110), (203, 79, 15), (222, 222, 222)
+_FOOTER, _MARGIN, _LETTERS = 30, 9, 15
+_BAR, _REST = (203, 79, 15), (222, 222, 222)
 _LENGTH = 8_000  # milliseconds, about
 _SHORTEST, _LONGEST, _LAST = 80, 600, 2_500
 
@@ -144,9 +137,9 @@ class Film:
         if not features.check("webp"):
             raise RuntimeError("this version of Pillow cannot write WebP. Install another one.")
         self._has_news = False
-        frames, canvas = self.frames, _Canvas(self._of, self._layers(), style)
+        frames, layers = self.frames, self._layers()
         last = frames[-1].step
-        pictures = [canvas.drawn(frame, last) for frame in frames]
+        pictures = [_drawn(self._of, frame, layers, style, last) for frame in frames]
         return Page(last, films={f"{self._of.group}/film": _encoded(pictures)})
 
     def _layers(self) -> list[str]:
@@ -156,86 +149,22 @@ class Film:
         return [layers[index] for index in evenly_spaced(len(layers), _MOST_LAYERS)]
 
 
-class _Canvas:
-    """What is the same in all frames, with room for the maps.
+def _drawn(of: MapSet, frame: Frame, layers: Sequence[str], style: Style, last: int) -> Image.Image:
+    """Return the overview of a frame, with a bar for the progress of training; `last` is its last step."""
+    maps = {layer: torch.from_numpy(frame.maps[layer].astype(np.float32)) for layer in layers}
+    one = replace(of, maps=maps, images_of=dict.fromkeys(maps, of.images))
+    picture = drawn(one, style, ["probe"])[..., :3]
+    return Image.fromarray(np.concatenate([picture, _bar(picture.shape[1], frame.step, last)]))
 
-    Args:
-        of: the maps whose images to show.
-        layers: a column for each, from left to right.
-        style: how it looks.
-    """
 
-    def __init__(self, of: MapSet, layers: Sequence[str], style: Style) -> None:
-        self._layers, self._style = layers, style
-        self._combines = len(layers) > 1
-        columns = 1 + self._combines + len(layers)
-        side = min(_LARGEST_TILE, (WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns)
-        tiles = tiles_of(of.images, of.maps, style, side)
-        self._height, self._width = tiles.shape[1:3]
-        rows = max(1, min(len(tiles), _HEIGHT_OF_ROWS // (self._height + _GAP)))
-        self._shown = _in_turn(of.labels, len(tiles), rows)
-        self._tiles = tiles[self._shown]
-        self._greys = greys_of(self._tiles)
-        self._fonts = {size: ImageFont.load_default(size=size) for size in (12, 15)}
-        width = max(_NARROWEST, 2 * _MARGIN + columns * (self._width + _GAP) - _GAP)
-        self._picture = Image.new("RGB", (width, _HEADER + rows * (self._height + _GAP) - _GAP + _FOOTER), _BACKGROUND)
-        self._write_captions([of.class_names[index] for index in self._shown] if of.labels is not None else [])
-
-    def _write_captions(self, classes: Sequence[str]) -> None:
-        draw = ImageDraw.Draw(self._picture)
-        draw.text((_MARGIN, 6), "Where the training signal comes from", _INK, self._fonts[15])
-        self._draw_legend(draw)
-        names = ["image", *(["combined"] if self._combines else []), *self._layers]
-        for column, name in enumerate(names):
-            middle = self._corner(0, column)[0] + self._width // 2
-            draw.text((middle, _HEADER - 5), self._fitted(name), _PALE_INK, self._fonts[12], anchor="ms")
-        for row, tile in enumerate(self._tiles):
-            left, top = self._corner(row, 0)
-            self._picture.paste(Image.fromarray(tile[..., :3]), (left, top))
-            if row < len(classes) and classes[row]:
-                bottom, name = top + self._height, self._fitted(classes[row])
-                length = round(self._fonts[12].getlength(name))
-                draw.rectangle((left, bottom - 16, left + length + 7, bottom - 1), _INK)
-                draw.text((left + 4, bottom - 4), name, "white", self._fonts[12], anchor="ls")
-
-    def _draw_legend(self, draw: ImageDraw.ImageDraw) -> None:
-        """Draw the colours from weak to strong, where there is room."""
-        right, length = self._picture.width - _MARGIN, 70
-        if right < _WITH_LEGEND:
-            return
-        draw.text((right, 18), "strong", _PALE_INK, self._fonts[12], anchor="rs")
-        right -= 40
-        colours = (255 * colours_of(self._style.colormap)).astype(np.uint8)
-        for x in range(length):
-            draw.line((right - length + x, 9, right - length + x, 18), tuple(colours[x * 255 // (length - 1)].tolist()))
-        draw.text((right - length - 5, 18), "weak", _PALE_INK, self._fonts[12], anchor="rs")
-
-    def drawn(self, frame: Frame, last: int) -> Image.Image:
-        """Return a picture of the frame, with a bar for the progress of training; `last` is its last step."""
-        picture = self._picture.copy()
-        maps = {layer: frame.maps[layer][self._shown].astype(np.float32) for layer in self._layers}
-        columns = columns_of(self._greys, maps, self._style)
-        for column, tiles in enumerate(columns.values(), 1):
-            for row, covered in enumerate(tiles):
-                picture.paste(Image.fromarray(covered[..., :3]), self._corner(row, column))
-        self._draw_bar(picture, frame.step, last)
-        return picture
-
-    def _draw_bar(self, picture: Image.Image, step: int, last: int) -> None:
-        draw, (width, height) = ImageDraw.Draw(picture), picture.size
-        room = 70 + 18 * len(str(last))
-        top, bottom, left, right = height - 22, height - 12, _MARGIN, width - _MARGIN - room
-        draw.rectangle((left, top, right, bottom), _REST)
-        if step > 0:
-            draw.rectangle((left, top, left + round((right - left) * step / last), bottom), _BAR)
-        draw.text((width - _MARGIN, bottom + 1), f"step {step} of {last}", _INK, self._fonts[15], anchor="rs")
-
-    def _corner(self, row: int, column: int) -> tuple[int, int]:
-        """Return left and top of a tile."""
-        return _MARGIN + column * (self._width + _GAP), _HEADER + row * (self._height + _GAP)
-
-    def _fitted(self, text: str) -> str:
-        return fitted(text, self._width - 8, 12, keep_end=True)
+def _bar(width: int, step: int, last: int) -> Pixels:
+    strip: Pixels = np.full((_FOOTER, width, 3), 255, np.uint8)
+    length = width - length_of(f"step {last} of {last}", _LETTERS) - 2 * _MARGIN
+    strip[_MARGIN:-_MARGIN, :length] = _REST
+    strip[_MARGIN:-_MARGIN, : round(length * step / max(last, 1))] = _BAR
+    top = (_FOOTER - line_height(_LETTERS)) // 2
+    write(strip, f"step {step} of {last}", _LETTERS, (top, length + _MARGIN))
+    return strip
 
 
 def _encoded(pictures: Sequence[Image.Image]) -> bytes:

@@ -51,6 +51,7 @@ class Patches:
 
     Attributes:
         shown: the crops of the last event, by map and name of the class.
+        typical: the typical map of each layer.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class Patches:
         self._crops: dict[str, dict[int, list[Crop]]] = {}
         self._seen: Counter[int] = Counter()
         self._namer: TagNamer | None = None
-        self._typical = TypicalMaps()
+        self.typical = TypicalMaps()
         self._first: dict[str, dict[int, list[Pixels]]] = {}
 
     def add(self, batch: PooledBatch, style: Style, signal: Mapping[int, float]) -> None:
@@ -86,8 +87,8 @@ class Patches:
         """Return the batch's combined map and that of its last layer without what is typical."""
         own = {}
         for layer, maps in batch.layers.items():
-            self._typical.add(layer, maps)
-            own[layer] = torch.from_numpy(self._typical.removed(layer, maps))
+            self.typical.add(layer, maps)
+            own[layer] = torch.from_numpy(self.typical.removed(layer, maps))
         grids = {name: maps.shape[1:] for name, maps in batch.focus.items()}
         return {
             name: (combine(own, grid) if name == COMBINED else resized(own[name], grid)).numpy()
@@ -112,7 +113,7 @@ class Patches:
                 pixels = self._drawn(name, rows, namer, style)
                 pictures.append(Picture(namer.picture_tag("patches", name), jpeg(pixels, 90), *pixels.shape[:2]))
         self._crops, self._seen = {}, Counter()
-        self._typical.halve()
+        self.typical.halve()
         return Page(namer.step, pictures)
 
     def _drawn(self, name: str, rows: Mapping[int, Sequence[Crop]], namer: TagNamer, style: Style) -> Pixels:
@@ -156,7 +157,7 @@ class Patches:
             name: {label: [torch.from_numpy(crop[..., :3].copy()) for crop in crops] for label, crops in of.items()}
             for name, of in self._first.items()
         }
-        return {"first_patches": first, "typical_maps": self._typical.state_dict()}
+        return {"first_patches": first, "typical_maps": self.typical.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
@@ -166,7 +167,7 @@ class Patches:
             }
             for name, of in state.get("first_patches", {}).items()
         }
-        self._typical.load_state_dict(state.get("typical_maps", {}))
+        self.typical.load_state_dict(state.get("typical_maps", {}))
 
 
 def _offer(crops: list[Crop], crop: Crop, most: int) -> None:

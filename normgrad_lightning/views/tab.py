@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from normgrad_lightning.maps import MapSet, numbered_tags
 from normgrad_lightning.page import Page
 from normgrad_lightning.tensorboard_tab import event
 from normgrad_lightning.tensorboard_tab.stored import SUFFIX
-from normgrad_lightning.tensorboard_tab.thinning import Event, Thinning
+from normgrad_lightning.tensorboard_tab.thinning import Thinning
 from normgrad_lightning.views.atlas import Atlas
 from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.drawing import Pixels, display_image, plane
@@ -27,14 +28,26 @@ from normgrad_lightning.views.pooled_batch import PooledBatch
 from normgrad_lightning.views.resampling import Floats
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.tag_namer import TagNamer
-from normgrad_lightning.views.typical import TypicalMaps
+
+
+@dataclass(frozen=True)
+class _Event:
+    """The latest event: what its blob was made of."""
+
+    step: int
+    images: Sequence[event.Images]
+    maps: Sequence[event.Maps]
+    classes: Sequence[event.ClassView]
+    shown: Sequence[int]
+    checked: Any
+    is_stored: bool = False
 
 
 class Tab:
     """Makes the blob of each event. Over a long run events are thinned out; see `Thinning`.
 
     Attributes:
-        patches: the view that finds patches; it takes a batch, and makes its page, before this one.
+        patches: the view that finds patches, and typical maps; it takes a batch, and makes its page, before this one.
         atlas: the view that knows where classes are learned; so does it.
         check: returns what the check found last, as pictures of a style.
     """
@@ -46,43 +59,61 @@ class Tab:
         self._thinning = Thinning()
         self._group = ""
         self._stored_images: dict[str, tuple[str, int]] = {}
-        self._typical = TypicalMaps()
-        self._layers: set[str] = set()
         self._seen = Counter[int]()
         self._namer: TagNamer | None = None
+        self._last: _Event | None = None
 
     def add(self, batch: PooledBatch, style: Style, signal: Mapping[int, float]) -> None:
-        """Take what the maps of a batch have in common."""
+        """Count the images of a batch."""
         self._namer = batch.namer
         self._seen.update(batch.labels)
-        self._layers |= set(batch.layers)
-        for layer, maps in batch.layers.items():
-            self._typical.add(layer, maps)
 
     def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
         """Return a page with the blob of this event; None if there are no maps, or the event is not stored now."""
         sets = [one for one in map_sets if one.maps]
         if not sets:
             return None
-        step, self._group = sets[0].step, sets[0].group
+        step, self._group, check = sets[0].step, sets[0].group, self.check(style)
         images = [_images(source, one, style, self._stored_images) for source, one in _sources(sets).items()]
-        typical = {layer: plane(self._typical.of(layer)[None])[0] for layer in self._layers}
-        maps = [_maps(one, typical) for one in sets]
-        blob = event.encode_event(step, images, maps, self._classes(shown), self.check(style))
-        stored = self._thinning.add(Event(step, blob))
-        if stored is not None:
+        typical = {} if self.patches is None else self.patches.typical.planes()
+        maps, classes = [_maps(one, typical) for one in sets], self._classes(shown)
+        blob = event.encode_event(step, images, maps, classes, check)
+        is_stored = self._thinning.takes(len(blob))
+        if is_stored:
             self._stored_images |= {one.source: (one.hash, step) for one in images if one.pixels is not None}
-        self._typical.halve()
+        self._last = _Event(step, images, maps, classes, shown, _key(check), is_stored)
         self._seen.clear()
-        return None if stored is None else self._page_of(stored)
+        return self._page_of(step, blob) if is_stored else None
 
     def last_page(self, style: Style) -> Page | None:
-        """Return a page with the last event, if it was not stored."""
-        last = self._thinning.finish()
-        return None if last is None else self._page_of(last)
+        """Return a page with the maps of the last event, and what patches and the check have shown since then.
 
-    def _page_of(self, stored: Event) -> Page:
-        return Page(stored.step, blobs={f"{self._group}{SUFFIX}": stored.blob})
+        None if all of that is stored. TensorBoard keeps the first blob of a step, so this one has a step of its own.
+        """
+        last, check = self._last, self.check(style)
+        if last is None or (last.is_stored and not self._seen and _key(check) == last.checked):
+            return None
+        classes, step = last.classes, max(last.step + last.is_stored, 0 if check is None else check.step)
+        if self._seen and self._namer is not None:
+            classes, step = self._classes(last.shown), max(step, self._namer.step)
+        images = [_without_pixels(one, self._stored_images) for one in last.images]
+        maps_step = None if step == last.step else last.step
+        blob = event.encode_event(step, images, last.maps, classes, check, maps_step)
+        self._last = replace(last, checked=_key(check), is_stored=True)
+        self._seen.clear()
+        return self._page_of(step, blob)
+
+    def _page_of(self, step: int, blob: bytes) -> Page:
+        return Page(step, blobs={f"{self._group}{SUFFIX}": blob})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: how much is stored. Images and patches are collected, and stored, again."""
+        return {"tab": self._thinning.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; one of an earlier version has nothing of the tab."""
+        if "tab" in state:
+            self._thinning.load_state_dict(state["tab"])
 
     def _classes(self, shown: Sequence[int]) -> list[event.ClassView]:
         """Return what is known of the classes with the most signal."""
@@ -100,6 +131,17 @@ class Tab:
 
 def _no_check(style: Style) -> None:
     return None
+
+
+def _key(check: event.Check | None) -> Any:
+    """Return what tells the results of a check from earlier ones."""
+    return None if check is None else [(one.name, one.step, one.images) for one in check.classes]
+
+
+def _without_pixels(one: event.Images, stored: Mapping[str, tuple[str, int]]) -> event.Images:
+    """Return images that were stored as a reference to where."""
+    digest, step = stored.get(one.source, ("", 0))
+    return replace(one, pixels=None, stored=step) if digest == one.hash else one
 
 
 def _patch(crop: Crop) -> event.Patch:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from normgrad_lightning.views.drawing import plane
 from normgrad_lightning.views.resampling import Floats
 
 _PRIOR = 8.0  # even maps that a mean starts with: of few images nothing is typical yet
@@ -60,6 +61,10 @@ class TypicalMaps:
         """Return the typical map of a layer, `(*S)`."""
         mean: Floats = (self._sums[layer] + np.float32(_PRIOR)) / (self._counts[layer] + _PRIOR)
         return mean
+
+    def planes(self) -> dict[str, Floats]:
+        """Return the typical map `(h, w)` of each layer, as it is drawn."""
+        return {layer: plane(self.of(layer)[None])[0] for layer in self._sums}
 
     def removed(self, layer: str, maps: Floats) -> Floats:
         """Return maps `(N, *S)` of a layer without its typical map, or per mean if they are on another grid."""

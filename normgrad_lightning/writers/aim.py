@@ -2,12 +2,14 @@
 
 import io
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from normgrad_lightning.page import Page
-from normgrad_lightning.writers.disk import check_room_of_logger, files_dir
+from normgrad_lightning.writers.disk import check_room, check_room_of_logger, files_dir
 from normgrad_lightning.writers.files import FilesWriter
 
 
@@ -35,8 +37,18 @@ class AimWriter:
         decoded = ((picture.tag, Image.open(io.BytesIO(picture.jpeg))) for picture in page.pictures)
         images = [(tag, AimImage(image, format="jpeg", quality="keep")) for tag, image in decoded]
         if page.maps or page.films:
-            folder = os.path.join(files_dir(self._logger, self._fallback_dir), run.hash)
-            FilesWriter(folder).write(Page(page.step, maps=page.maps, films=page.films))
+            FilesWriter(self._folder).write(Page(page.step, maps=page.maps, films=page.films))
         scalars = [(tag, float(value)) for tag, value in page.scalars.items()]
         for tag, tracked in [*images, *scalars]:
             run.track(tracked, name=tag, step=page.step)
+
+    def log_report(self, path: Path, name: str) -> str:
+        """Copy the report to our files of the run, as Aim shows no files. Return where that is."""
+        folder = Path(self._folder)
+        check_room(folder, path.stat().st_size)
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(shutil.copy(path, folder / path.name))
+
+    @property
+    def _folder(self) -> str:
+        return os.path.join(files_dir(self._logger, self._fallback_dir), self._logger.experiment.hash)

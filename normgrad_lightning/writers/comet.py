@@ -1,6 +1,7 @@
 """Pages in the experiment of a `CometLogger`."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 from normgrad_lightning.page import Page
@@ -31,3 +32,9 @@ class CometWriter:
             experiment.log_asset_data(raw_maps.encode(maps), name=raw_maps.file_name(tag, step), step=step)
         if page.scalars:
             self._logger.log_metrics({tag: float(value) for tag, value in page.scalars.items()}, step)
+
+    def log_report(self, path: Path, name: str) -> str:
+        """Log the report as an asset, which Comet copies before it returns. Return where that is."""
+        check_room_of_logger(self._logger, path.stat().st_size)
+        self._logger.experiment.log_asset_data(path.read_bytes(), name=name)
+        return f"the asset {name} of the experiment in Comet"

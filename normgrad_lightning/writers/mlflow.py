@@ -40,6 +40,12 @@ class MLFlowWriter:
         if page.scalars:
             self._logger.log_metrics({key(tag): float(value) for tag, value in page.scalars.items()}, page.step)
 
+    def log_report(self, path: Path, name: str) -> str:
+        """Log the report as an artifact, which MLflow shows on its page. Return where that is."""
+        check_room_of_logger(self._logger, path.stat().st_size)
+        self._logger.experiment.log_artifact(self._logger.run_id, str(path), str(Path(key(name)).parent))
+        return f"the artifact {key(name)} of the run in MLflow"
+
 
 def key(tag: str) -> str:
     """The tag with only the characters that MLflow allows; before 3.11.1, it cannot read a slash back."""

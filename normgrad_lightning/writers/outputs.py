@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normgrad_lightning.page import Page
 from normgrad_lightning.step.messages import Messenger
 from normgrad_lightning.writers.destinations import Writer
-from normgrad_lightning.writers.disk import check_room
-from normgrad_lightning.writers.tensorboard import TensorBoardWriter
+from normgrad_lightning.writers.tab_report import TabReport
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -24,6 +22,9 @@ class Outputs:
         without_writers: what to announce if nobody takes pictures.
         writers: one for each destination.
         notes: what to warn of when the first page is written.
+
+    Attributes:
+        report: the page of the NormGrad tab as a file.
     """
 
     def __init__(
@@ -34,8 +35,7 @@ class Outputs:
         self._without_writers = without_writers
         self._notes = notes
         self._is_announced = False
-        self._has_blobs = False
-        self._working: Sequence[Writer] = ()
+        self.report = TabReport(messenger)
 
     def write(self, pages: Sequence[Page]) -> list[Writer]:
         """Write what is on these pages, of one step, as one page. Return the writers that have written it."""
@@ -44,12 +44,12 @@ class Outputs:
             return written
         with self._messenger.guard("joining the pages of views"):
             page = Page.joined(pages)
-            self._working = written
             for writer in self.writers:
                 with self._messenger.guard(f"writing to {writer.where}"):
                     writer.write(page)
                     written.append(writer)
-                    self._has_blobs |= bool(page.blobs)
+            with self._messenger.guard("keeping what the report shows"):
+                self.report.add(page, written)
         return written
 
     def announce(self, trainer: Trainer, written: Sequence[Writer], about: Iterable[str]) -> None:
@@ -68,21 +68,6 @@ class Outputs:
         where = f"Pictures go to {places_of(written)}." if written else self._without_writers
         sentences = " ".join(filter(None, [*about, where]))
         self._messenger.announce(trainer, sentences, cause="what is read, and where it goes")
-
-    def write_report(self, trainer: Trainer) -> None:
-        """Write the page of the NormGrad tab as a file beside the logs, and say where to look."""
-        from normgrad_lightning.tensorboard_tab.report import LARGEST, write_report  # TensorBoard is slow to import
-
-        folders = [getattr(writer, "folder", None) for writer in self._working]
-        of_tensorboard = [writer.folder for writer in self._working if isinstance(writer, TensorBoardWriter)]
-        for folder in dict.fromkeys(folder for folder in folders if folder and self._has_blobs):
-            with self._messenger.guard("writing the report"):
-                path = Path(folder, *(() if Path(folder).name == "normgrad" else ("normgrad",)), "report.html")
-                check_room(path.parent, LARGEST)
-                path.parent.mkdir(exist_ok=True)
-                write_report([Path(folder)], path)
-                tab = f", or the tab NormGrad of `tensorboard --logdir {folder}`" if folder in of_tensorboard else ""
-                self._messenger.announce(trainer, f"NormGrad: open {path}{tab}.")
 
 
 def places_of(writers: Sequence[Writer]) -> str:

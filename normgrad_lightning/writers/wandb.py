@@ -45,8 +45,17 @@ class WandbWriter:
     def _save_maps(self, page: Page) -> None:
         """Write raw maps to the run's folder of files, where `save` links to nothing outside, and upload them."""
         for tag, maps in page.maps.items():
-            run, name = self._logger.experiment, raw_maps.file_name(tag, page.step)
-            path = Path(run.dir, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(raw_maps.encode(maps))
-            run.save(os.path.join(run.dir, glob.escape(name)), base_path=run.dir, policy="now")
+            self._save(raw_maps.file_name(tag, page.step), raw_maps.encode(maps))
+
+    def log_report(self, path: Path, name: str) -> str:
+        """Write the report to the run's files. Return where that is."""
+        check_room_of_logger(self._logger, path.stat().st_size)
+        self._save(name, path.read_bytes())
+        return f"the file {name} of the run in W&B"
+
+    def _save(self, name: str, data: bytes) -> None:
+        run = self._logger.experiment
+        path = Path(run.dir, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        run.save(os.path.join(run.dir, glob.escape(name)), base_path=run.dir, policy="now")

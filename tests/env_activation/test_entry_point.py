@@ -262,7 +262,7 @@ def test_off_loads_nothing_but_the_entry_module(package, value, tmp_path):
         "Trainer(logger=False, accelerator='cpu')\nprint(*sorted(set(sys.modules) - before))"
     )
     environ = {} if value is None else {"NORMGRAD": value}
-    loaded = run_python(tmp_path, "-c", script, **environ).stdout.splitlines()[-1].split()
+    loaded = run_python(tmp_path, "-c", script, imported=("torch",), **environ).stdout.splitlines()[-1].split()
     own = {name for name in loaded if name.startswith("normgrad")}
     assert own == {"normgrad_lightning", *(f"normgrad_lightning.{name}" for name in ENTRY)}
     assert not {"cmap", "PIL", "google_crc32c", "difflib"} & set(loaded)
@@ -357,7 +357,7 @@ def test_a_broken_package_that_the_script_does_not_use(tmp_path):
     fake.mkdir(parents=True)
     fake.joinpath("__init__.py").write_text("raise RuntimeError('half of me is gone')")
     flags = {"NORMGRAD": "1", "NORMGRAD_VIEWS": "panels"}
-    run_python(tmp_path, SCRIPTS / "autoencoder.py", PYTHONPATH=str(fake.parent), **flags)
+    run_python(tmp_path, SCRIPTS / "autoencoder.py", imported=("torch",), PYTHONPATH=str(fake.parent), **flags)
     assert len(shown(tmp_path)) == 2
 
 
@@ -365,7 +365,8 @@ def test_a_broken_package_that_we_need_ourselves(tmp_path):
     fake = tmp_path / "fake" / "cmap"
     fake.mkdir(parents=True)
     fake.joinpath("__init__.py").write_text("raise RuntimeError('no colours today')")
-    done = run_python(tmp_path, SCRIPTS / "autoencoder.py", NORMGRAD="1", PYTHONPATH=str(fake.parent))
+    flags = {"NORMGRAD": "1", "PYTHONPATH": str(fake.parent)}
+    done = run_python(tmp_path, SCRIPTS / "autoencoder.py", imported=("torch",), **flags)
     assert done.stderr.count("NormGrad cannot be loaded, and training goes on without it: RuntimeError: no") == 1
     assert tmp_path.joinpath("last.ckpt").exists()
 

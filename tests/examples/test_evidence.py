@@ -63,8 +63,8 @@ def test_only_those_asked_for(called, tmp_path):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_study_is_part_of_it(example, quick, tmp_path):
-    commands = [study.command for study in example.studies(tmp_path, tmp_path / "pets", quick)]
-    of_page = {path.name for path in EXAMPLES.glob("[01][0-9]_*.py") if path.name[:2] in ("09", "10", "11", "12", "13")}
+    commands = [study.command for study in example.studies(tmp_path, tmp_path / "pets", tmp_path / "xrays", quick)]
+    of_page = {path.name for path in EXAMPLES.glob("[01][0-9]_*.py") if path.name[:2] >= "09"}
     assert of_page <= {command[0] for command in commands} <= {path.name for path in EXAMPLES.iterdir()}
     assert all(("--quick" in command) == quick for command in commands)
 
@@ -73,7 +73,15 @@ def test_every_study_is_part_of_it(example, quick, tmp_path):
 def test_all_studies_run_with_one_command(tmp_path):
     done = run_python(tmp_path, SCRIPT, "--quick", "--out", "out")
     names = set(re.findall(r"^(\w+): ", done.stdout, flags=re.MULTILINE))
-    assert names == {"paper_figures", "shapes_with_masks", "sanity_checks", "label_noise", "shortcuts"}
+    assert names == {
+        "paper_figures",
+        "shapes_with_masks",
+        "sanity_checks",
+        "label_noise",
+        "shortcuts",
+        "check",
+        "drawn_x_rays",
+    }
     left_out = set(re.findall(r"^(\w+): left out", done.stdout, flags=re.MULTILINE))  # without the extra `evidence`
     assert left_out <= {"paper_figures", "sanity_checks"}
     for name in names - left_out - {"paper_figures"}:  # which are pictures

@@ -111,8 +111,23 @@ def test_the_rule_on_sameness_asks_for_much_and_for_more_than_at_first(example):
     assert not example.warned_of(entries({"cat": 0.1}, {"cat": 0.69}))
     assert not example.warned_of(entries({}, {"cat": 0.9}))  # nothing to compare with
     case = SimpleNamespace(name="pets", classes=["cat", "dog"])
-    same, alike = entries({"cat": 0.3}, {"cat": 0.4}), entries({"cat": 0.3}, {"cat": 0.8})
+    same, alike = (SimpleNamespace(entries=entries({"cat": 0.3}, {"cat": later})) for later in (0.4, 0.8))
     assert "in 1 of 2 runs; of any class in 0 of 2 runs" in example.rule(case, [(alike, same), (same, same)])
+
+
+def test_the_check_is_counted_by_what_the_shortcut_costs(example):
+    def journal(told, cost=0.0):
+        return SimpleNamespace(told=told, entries=[SimpleNamespace(marked=0.9, clean=0.9 - cost)])
+
+    case = SimpleNamespace(name="pets", classes=["cat"])
+    runs = [
+        (journal({"cat": 50}, 0.4), journal({})),
+        (journal({"dog": 60}, 0.4), journal({"dog": 50})),
+        (journal({"cat": 50}, 0.1), journal({})),
+    ]
+    said = example.told(case, runs)
+    assert "with the shortcut in 1 of 2 runs in which it costs accuracy in the end, and in 1 of 1 others" in said
+    assert "another class in 1 of 3; any class in 1 of 3 runs without it" in said
 
 
 @pytest.mark.nightly
@@ -124,6 +139,8 @@ def test_patches_show_a_mark_and_without_it_they_do_not(tmp_path):
     last = rows[1]
     assert float(last[4]) >= 0.5  # of the patches at the end
     assert float(last[5]) <= 0.25  # chance
+    assert last[6].isdigit()  # a step at which the check told
+    assert "any class in 0 of 1 runs without it" in done.stdout
 
 
 @pytest.mark.slow

@@ -44,13 +44,13 @@ ACTIVATIONS = {"ReLU": True, "LeakyReLU": True, "SiLU": True, "Hardswish": True,
 
 examples = settings(
     derandomize=True,
-    max_examples=100,
+    max_examples=50,
     database=None,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
-few_examples = settings(examples, max_examples=20)
+few_examples = settings(examples, max_examples=12)
 many_examples = settings(examples, max_examples=2000)
 
 

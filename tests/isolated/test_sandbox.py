@@ -957,7 +957,6 @@ def test_generators_that_the_model_holds_go_on_as_if_none_had_been_drawn(make, d
 # Compiled code, autocast, processes, and whose pass it is
 
 
-@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="before torch 2.6, compiled code stays compiled")
 def test_a_compiled_module_is_not_compiled_for_a_pass():
     compiled = []
 
@@ -982,7 +981,6 @@ def test_a_compiled_module_is_not_compiled_for_a_pass():
     assert inner.weight.grad is not None
 
 
-@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="before torch 2.6, compiled code stays compiled")
 def test_a_module_that_compiles_itself_is_not_compiled_for_a_pass():
     compiled = []
 

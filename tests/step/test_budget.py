@@ -1,7 +1,13 @@
 """The budget: what is measured by a clock of the test's own, and the steps that it leaves."""
 
-import pytest
+import logging
+from functools import partial
 
+import pytest
+from twice import Lit, loader, train
+
+from normgrad_lightning import NormGradCallback
+from normgrad_lightning.fit import state
 from normgrad_lightning.step.budget import EVENT, READING, Budget
 
 
@@ -13,7 +19,12 @@ class Run:
         self.budget = Budget(lambda: self.now)
         self.waits = False
 
-    def take(self, kind=None, work=0.0, longer=0.0, showing=0.0):
+    def warm_up(self):
+        """Take plain steps, and one of each other kind: the first of a kind does not count."""
+        for kind in (None, None, None, None, "event", None, "reading", None, None):
+            self.take(kind, piece=1e-9 if kind else 0.0)
+
+    def take(self, kind=None, work=0.0, longer=0.0, showing=0.0, piece=0.0):
         """Run a step: our own `work` before and after it, what it takes longer, and the showing of the step before."""
         self.budget.begin_step()
         self.now += work / 2
@@ -23,6 +34,9 @@ class Run:
         self.now += showing
         self.budget.end_showing()
         self.now += work / 2
+        if piece:
+            with self.budget.piece():
+                self.now += piece
         self.budget.end_step(kind)
 
 
@@ -30,13 +44,13 @@ def test_the_share_is_our_own_time_and_what_steps_that_are_read_take_longer():
     run = Run(0.1)
     for _ in range(10):
         run.take()
-    run.take("event", work=0.02, longer=0.03)
+    run.take("event", work=0.02, longer=0.03, piece=0.04)
     run.take(showing=0.05)
     run.take("reading", work=0.01)
-    run.take()
+    run.take(work=0.002)
     run.budget.begin_step()
     assert run.budget.seconds == pytest.approx(run.now)
-    assert run.budget.share == pytest.approx((0.02 + 0.03 + 0.05 + 0.01) / run.now)
+    assert run.budget.share == pytest.approx((0.02 + 0.03 + 0.04 + 0.05 + 0.01 + 0.002) / run.now)
 
 
 @pytest.mark.parametrize(
@@ -51,57 +65,119 @@ def test_the_share_is_our_own_time_and_what_steps_that_are_read_take_longer():
 )
 def test_readings_become_rarer_before_events_do_and_both_keep_within_it(step, reading, event, intervals):
     run = Run(step)
-    for _ in range(5):
-        run.take()
+    run.warm_up()
     run.take("event", work=event / 2)
     run.take(showing=event / 2)
     run.take("reading", work=reading)
     run.take()
-    readings, events = run.budget.intervals(0.01)
+    readings, events, _ = run.budget.intervals(0.01)
     assert (readings, events) == intervals
     assert (event / events + reading * (1 / readings - 1 / events)) / step <= 0.01
 
 
 def test_without_a_budget_or_a_measurement_the_defaults_hold():
     run = Run(0.001)
-    assert run.budget.intervals(0.01) == (READING, EVENT)
-    for _ in range(5):
-        run.take()
+    assert run.budget.intervals(0.01) == (READING, EVENT, READING)
+    run.warm_up()
     run.take("event", work=1.0)
     run.take(showing=1.0)
-    assert run.budget.intervals(None) == (READING, EVENT)
-    assert run.budget.intervals(None, 7) == (READING, 7)
+    assert run.budget.intervals(None) == (READING, EVENT, READING)
+    assert run.budget.intervals(None, 7) == (READING, 7, READING)
 
 
 def test_what_the_user_has_set_is_obeyed():
     run = Run(0.001)
-    for _ in range(5):
-        run.take()
+    run.warm_up()
     run.take("event", work=1.0)
     run.take(showing=1.0)
     run.take("reading", work=1.0)
     run.take()
-    assert run.budget.intervals(0.01, 5)[1] == 5
-    assert run.budget.intervals(0.01, 500) == (500, 500)
+    assert run.budget.intervals(0.01, 5).events == 5
+    assert run.budget.intervals(0.01, 500)[:2] == (500, 500)
+
+
+@pytest.mark.parametrize(
+    ("step", "reading", "piece", "while_checking", "afterwards"),
+    [
+        (1.0, 0.01, 0.03, (10, 10), (10, 10)),
+        (0.2, 0.01, 0.1, (20, 100), (10, 200)),
+        (0.1, 0.01, 0.2, (50, 500), (20, 1000)),
+        (0.01, 0.003, 0.02, (200, 500), (100, 1000)),
+    ],
+)
+def test_pieces_of_the_check_make_readings_no_rarer_than_twice(step, reading, piece, while_checking, afterwards):
+    run = Run(step)
+    run.warm_up()
+    run.take("event", work=0.02, piece=piece)
+    run.take()
+    for _ in range(3):
+        run.take("reading", work=reading, piece=piece)
+        run.take()
+    for checking, expected in ((True, while_checking), (False, afterwards)):
+        readings, events, pieces = run.budget.intervals(0.01, checking=checking)
+        assert (readings, pieces) == expected
+        more = reading * max(0, 1 / readings - 1 / events) + piece * max(0, 1 / pieces - 1 / events)
+        assert more + (0.02 + piece) / events <= 0.01 * step
+
+
+def test_code_of_ours_in_plain_steps_counts_too():
+    free, busy = Run(0.003), Run(0.003)
+    for run, idle in ((free, 0.0), (busy, 1e-5)):
+        for kind in (None, None, None, None, "event", None, "event", None, "reading", None, "reading", None):
+            run.take(kind, work=0.002 if kind else idle)
+    assert free.budget.intervals(0.01).readings == 100
+    assert busy.budget.intervals(0.01).readings == 200
 
 
 def test_one_slow_step_does_not_count():
     """A loader that stalls, or a page that is written while a disk is busy."""
     run = Run(0.1)
+    run.warm_up()
     for cost in (0.001, 0.001, 5.0, 0.001, 0.001):
         for _ in range(4):
             run.take()
         run.take("reading", work=cost)
         run.take()
-    assert run.budget.intervals(0.01) == (10, 1000)
+    assert run.budget.intervals(0.01) == (10, 1000, 10)
 
 
 def test_a_checkpoint_carries_it():
     run, resumed = Run(0.01), Budget()
-    for _ in range(5):
-        run.take()
+    run.warm_up()
     run.take("event", work=0.4)
     run.take(showing=0.4)
     resumed.load_state_dict(run.budget.state_dict())
-    assert resumed.intervals(0.01) == run.budget.intervals(0.01) != (READING, EVENT)
+    assert resumed.intervals(0.01) == run.budget.intervals(0.01) != (READING, EVENT, READING)
     assert (resumed.share, resumed.seconds) == (run.budget.share, run.budget.seconds)
+
+
+class Timed(Lit):
+    """Steps of 4 ms, by the test's clock; what is read of one takes 2 ms."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.read = [0.0], []
+
+    def training_step(self, batch, batch_idx):
+        self.now[0] += 0.004
+        return super().training_step(batch, batch_idx)
+
+    def normgrad_labels(self, batch):
+        self.now[0] += 0.002
+        self.read.append(self.global_step)
+        return batch[1]
+
+
+def test_in_a_fit_readings_become_as_rare_as_they_must_and_it_is_said_once(tmp_path, monkeypatch, caplog):
+    module = Timed()
+    monkeypatch.setattr(state, "Budget", partial(Budget, lambda: module.now[0]))
+    callback = NormGradCallback(check=False, views="patches", on_error="raise")
+    with caplog.at_level(logging.INFO, "pytorch_lightning"):
+        train(lambda: module, tmp_path, callback, data=lambda: loader(600))
+    assert module.read == [0, 10, 20, 30, 40, 50, 100, 149]
+    said = [record.message for record in caplog.records if "keeps to" in record.message]
+    assert said == [
+        "NormGrad keeps to 1 % of the training time (`budget=0.01`): it reads every 100 steps and, after the first 500 "
+        "steps, shows maps every 1000."
+    ]
+    assert callback.cost == pytest.approx(8 * 0.002 / (149 * 0.004 + 7 * 0.002))  # the last step has not ended yet

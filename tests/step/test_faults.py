@@ -22,7 +22,7 @@ from tensorboard.compat.tensorflow_stub.io.gfile import GFile
 from torch import nn
 from twice import LAYERS, Lit, assert_same, panels, scalars, train, watching
 
-from normgrad_lightning.layers.own_passes import CAN_RUN_EAGERLY, current_pass
+from normgrad_lightning.layers.own_passes import current_pass
 from normgrad_lightning.maths.products import OuterProducts
 from normgrad_lightning.views import drawing
 
@@ -487,7 +487,6 @@ def compiled_net():
     return torch.compile(net, backend="aot_eager")
 
 
-@pytest.mark.skipif(not CAN_RUN_EAGERLY, reason="before torch 2.6 there is no rehearsal")
 def test_a_rehearsal_that_fails_costs_its_maps(tmp_path):
     """A rehearsal is tried without copies of the weights, then with: at the first and the third step, both fail."""
     make = in_our_passes(Sometimes(lambda: None, RuntimeError("not now"), [0, 1, 2, 4, 5]), compiled_net)

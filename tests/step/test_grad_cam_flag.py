@@ -3,9 +3,10 @@
 import pytest
 import reference
 import torch
-from twice import LAYERS, Lit, assert_close, order0, panels, twice
+from twice import LAYERS, Lit, assert_close, order0, panels, train, twice
 
 from normgrad_lightning import NormGrad, NormGradCallback
+from normgrad_lightning.hooks.readings import READINGS
 
 
 def of_a_loss(x, g):
@@ -32,6 +33,21 @@ def test_its_maps_are_those_of_plain_loops_and_no_bit_of_training_changes(tmp_pa
     assert all(not shown.maps[name].any() for name in wanted.keys() - with_signal)
     steps = panels(watched.trainer)["normgrad_order0/00_net.stage1"]
     assert panels(watched.trainer)["normgrad_grad_cam/02_net.stage3"] == steps
+
+
+def test_steps_that_are_only_read_make_none(tmp_path, monkeypatch):
+    calls, read = [], READINGS["grad_cam"]
+
+    def counted(point, x):
+        calls.append(x.shape)
+        return read(point, x)
+
+    monkeypatch.setitem(READINGS, "grad_cam", counted)
+    callback = NormGradCallback(grad_cam=True, layers=["net.stage1"], every_n_steps=3, read_every_n_steps=1)
+    train(Lit, tmp_path, callback)
+    assert callback.latest["grad_cam"].step == 5
+    assert callback.latest["grad_cam"].maps["net.stage1"].any()
+    assert len(calls) == 3  # steps 0, 3 and 5, the last
 
 
 def test_without_the_flag_there_is_none(tmp_path):

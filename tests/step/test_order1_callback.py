@@ -3,12 +3,9 @@
 import argparse
 import queue
 import random
-import subprocess
-import sys
 import warnings
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -674,64 +671,6 @@ def test_the_zero_gradient_of_a_learned_image_is_a_zero_map(tmp_path):
     with pytest.warns(UserWarning, match="order-1 maps of some images are zero"):
         fit(module, [callback], tmp_path, limit_train_batches=1)
     assert all(not m.any() for maps in callback.order1.values() for m in maps.values())
-
-
-TWO_PROCESSES = """
-import sys, torch
-import torch.nn.functional as F
-sys.path[:0] = {tests!r}
-from test_order1_callback import *
-
-class Gathers(Busy):
-    def training_step(self, batch, batch_idx):
-        output = super().training_step(batch, batch_idx)
-        if {gathers}:
-            self.all_gather(output["loss"])
-        return output
-
-class Ranked(NormGradCallback):
-    def teardown(self, trainer, module, stage):
-        super().teardown(trainer, module, stage)
-        rank = trainer.global_rank
-        state = {{"weights": list(module.state_dict().values()), "list": module.losses, "count": module.steps,
-                 "rng": torch.get_rng_state(), "maps": {{k: list(v) for k, v in self.order1.items()}},
-                 "metrics": {{k: float(v) for k, v in trainer.callback_metrics.items()}}}}
-        torch.save(state, sys.argv[1] + f"/rank{{rank}}.pt")
-
-if __name__ == "__main__":
-    pytorch_lightning.seed_everything(7, verbose=False)
-    flags = dict(every_n_steps=1, order1_every_n_steps=1, num_images=2) if {watch} else dict(enabled=False)
-    fit(Gathers(), [Ranked(**flags)], sys.argv[1], devices=2, strategy="ddp", max_epochs=1)
-"""
-
-
-def run_two_processes(tmp_path, watch, gathers=False):
-    folder = tmp_path / f"{watch}"
-    folder.mkdir()
-    script = folder / "train.py"
-    script.write_text(
-        TWO_PROCESSES.format(tests=[str(Path(__file__).parents[up]) for up in (0, 1)], watch=watch, gathers=gathers)
-    )
-    run = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)], run.stderr
-
-
-def test_two_processes_keep_every_bit_and_rank_0_alone_runs_the_passes(tmp_path):
-    plain, _ = run_two_processes(tmp_path, watch=False)
-    watched, _ = run_two_processes(tmp_path, watch=True)
-    for rank in range(2):
-        for what in ("weights", "list", "count", "rng", "metrics"):
-            assert same(plain[rank][what], watched[rank][what]), (rank, what)
-    assert watched[0]["maps"] == {kind: ["net.stage1", "net.stage2", "net.stage3"] for kind in KINDS}
-    assert watched[1]["maps"] == {}
-
-
-def test_a_step_that_talks_to_other_processes_is_told_and_hangs_nothing(tmp_path):
-    watched, told = run_two_processes(tmp_path, watch=True, gathers=True)
-    assert watched[0]["count"] == 3
-    assert watched[0]["maps"] == {}
-    assert "in a pass that only one process runs" in told
 
 
 class Keeps(type(lit())):

@@ -34,7 +34,6 @@ from twice import (
 
 from normgrad_lightning import NormGradCallback, grad_cam_maps, order0_maps
 from normgrad_lightning.env_activation.environment_callback import EnvironmentCallback
-from normgrad_lightning.layers.own_passes import CAN_RUN_EAGERLY
 from normgrad_lightning.step.joining import DoNotFit, joined
 from normgrad_lightning.views.film import Film
 
@@ -531,7 +530,6 @@ class CompiledNet(WithValidation):
         self.net = torch.compile(self.net, backend="aot_eager")
 
 
-@pytest.mark.skipif(not CAN_RUN_EAGERLY, reason="compiled code can be run eagerly from torch 2.6 on")
 def test_a_compiled_network(tmp_path):
     _, _, seen = both(tmp_path, "val", CompiledNet, fit=validated())
     assert list(seen.at) == [0, 1, 2, 3, 4, 5]

@@ -10,9 +10,6 @@ from torch.utils.data import DataLoader
 from normgrad_lightning import NormGradCallback
 from normgrad_lightning.layers.own_passes import current_pass
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="before torch 2.6 there are none")
-
-
 NOTES = []
 """Not in the module, where a replay leaves no trace."""
 

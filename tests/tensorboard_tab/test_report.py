@@ -12,6 +12,7 @@ import pytest
 from known_log import EVIL, RUNS, STEPS, TAG, event, page, write_known
 from tab_demo import write_run
 from tab_server import ROOT
+from torch.utils.tensorboard import SummaryWriter
 
 from normgrad_lightning.page import Page
 from normgrad_lightning.tensorboard_tab.event import Images, Layer, Maps, encode_event
@@ -104,6 +105,18 @@ def test_a_log_that_is_cut_off_gives_what_is_whole(tmp_path):
     steps = steps_of(content_of(tmp_path / "report.html"), "first")
     assert steps
     assert set(steps) < set(STEPS)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_curves_of_both_forms_of_scalars_are_read(tmp_path, is_new):
+    write_run(tmp_path / "run", [page(0)])
+    with SummaryWriter(tmp_path / "run") as writer:
+        for step in (0, 5):
+            writer.add_scalar("val_loss", 0.5 + step, step, new_style=is_new)
+            writer.add_text("val_note", "of no use here", step)
+    [run] = runs_in([tmp_path])
+    assert run.curves(TAG)["val_loss"] == [[0, 0.5], [5, 5.5]]
+    assert "val_note" not in run.curves(TAG)
 
 
 def test_what_is_not_ours_is_left_out(tmp_path):

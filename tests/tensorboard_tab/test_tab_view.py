@@ -83,11 +83,11 @@ def test_maps_images_and_names_are_those_of_training():
 
 
 def test_the_typical_map_is_the_mean_of_maps_that_were_divided_by_their_mean():
-    """It starts with eight even maps, and there are eight images."""
+    """It starts with eight even maps; there are eight images, which count half by now."""
     _, one, _, content = collected()
     late = content.header["sets"][0]["layers"][1]
     even = one.maps["net.late"] / one.maps["net.late"].mean((1, 2), keepdim=True)
-    np.testing.assert_allclose(content.maps(late["typical"])[0], (even.mean(0) + 1) / 2, rtol=2e-3)
+    np.testing.assert_allclose(content.maps(late["typical"])[0], (even.mean(0) + 2) / 3, rtol=2e-3)
 
 
 def test_a_patch_has_its_whole_image_its_place_and_its_map():
@@ -203,30 +203,89 @@ def test_the_last_event_comes_at_the_end_if_it_was_left_out():
     assert steps[0] == 0
     assert len(steps) < 40
     last = tab.last_page(STYLE)
-    assert last is None or last.step == 39
-    assert 39 in [*steps, *([last.step] if last else [])]
+    assert (steps[-1], last and last.step) in ((39, None), (steps[-1], 39))
     assert tab.last_page(STYLE) is None
 
 
-def test_training_stores_its_events_for_the_tab(tmp_path):
+def test_what_the_check_finds_after_the_last_event_is_stored_at_a_step_of_its_own():
+    """TensorBoard keeps the first blob of a step."""
+    tab = Tab()
+    results = {10: check(10), 12: check(12)}
+    tab.check = lambda style: results[10]
+    one = map_set(10, *batch_of(0)[:2])
+    tab.page([one], STYLE, [])
+    assert tab.last_page(STYLE) is None
+    tab.check = lambda style: results[12]
+    last = tab.last_page(STYLE)
+    header = decode(last.blobs["normgrad/tab"]).header
+    assert (last.step, header["step"], header["maps_step"]) == (12, 12, 10)
+    assert header["check"]["classes"][1]["covered"] == [5.12, 0.5]
+    assert header["images"][0]["stored"] == 10
+    assert len(header["sets"][0]["layers"]) == 2
+    assert tab.last_page(STYLE) is None
+
+
+def test_patches_that_were_found_after_the_last_event_are_stored_with_it():
+    tab, *_ = collected(step=5)
+    images, maps, _ = batch_of(8)
+    late = pooled_batch(map_set(8, images[:4], {name: m[:4] for name, m in maps.items()}))
+    for view in (tab.patches, tab.atlas, tab):
+        view.add(late, STYLE, SIGNAL)
+    for view in (tab.patches, tab.atlas):
+        view.page([], STYLE, [0, 1])
+    last = tab.last_page(STYLE)
+    header = decode(last.blobs["normgrad/tab"]).header
+    assert (last.step, header["maps_step"]) == (8, 5)
+    assert [one["seen"] for one in header["classes"]] == [2, 2]
+    assert {item["step"] for item in header["classes"][0]["patches"][0]["items"]} == {8}
+
+
+def test_a_resumed_run_keeps_to_the_budget_and_stores_its_first_event_whole():
+    """The log of a resumed run may be a new one: what it stored before is not there."""
+    images, maps, _ = batch_of(0)
+    state, stored = None, []
+    for start in range(0, 200, 20):
+        tab = Tab()
+        if state is None:
+            tab._thinning = Thinning(budget=300_000)
+        else:
+            tab.load_state_dict(state)
+        pages = [tab.page([map_set(step, images, maps)], STYLE, []) for step in range(start, start + 20)]
+        if pages[0] is not None:
+            stored.append(pages[0])
+            assert decode(pages[0].blobs["normgrad/tab"]).header["images"][0]["jpegs"]
+        stored += [page for page in pages[1:] if page]
+        state = tab.state_dict()
+    assert sum(page.size for page in stored) < 300_000 + 10 * max(page.size for page in stored)
+    assert {page.step for page in stored} >= set(range(0, 200, 20))
+    Tab().load_state_dict({})  # of an earlier version
+
+
+def test_training_stores_its_events_for_the_tab_and_what_came_after_the_last_of_them(tmp_path):
     class Lit(LightningModule):
         def __init__(self):
             super().__init__()
             self.net = ResNet()
 
         def training_step(self, batch, batch_idx):
+            self.trainer.should_stop = self.global_step == 3
             return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.01)
 
     loader = DataLoader(TensorDataset(torch.rand(12, 3, 32, 32), torch.arange(12) % 3), batch_size=4)
-    callback = NormGradCallback(every_n_steps=1, num_images=2, views=[Tab], on_error="raise")
+    callback = NormGradCallback(
+        every_n_steps=2, read_every_n_steps=1, num_images=2, views=["patches", "tab"], budget=None, on_error="raise"
+    )
     logger = TensorBoardLogger(tmp_path)
     options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    Trainer(max_epochs=1, logger=logger, callbacks=[callback], accelerator="cpu", **options).fit(Lit(), loader)
+    Trainer(max_epochs=9, logger=logger, callbacks=[callback], accelerator="cpu", **options).fit(Lit(), loader)
     [run] = runs_in([tmp_path])
-    assert list(run.blobs["normgrad/tab"]) == [0, 1, 2]
+    assert list(run.blobs["normgrad/tab"]) == [0, 2, 3]
+    last = decode(run.blobs["normgrad/tab"][3]).header
+    assert last["maps_step"] == 2
+    assert {item["step"] for one in last["classes"] for row in one["patches"] for item in row["items"]} == {3}
     content = decode(run.blobs["normgrad/tab"][2])
     [found] = content.header["sets"]
     assert len(found["layers"]) > 1

@@ -12,7 +12,7 @@ from PIL import Image, features
 
 from normgrad_lightning.maps import KINDS, MapSet
 from normgrad_lightning.views import film as module
-from normgrad_lightning.views.film import MOST_FRAMES, WIDTH, Film
+from normgrad_lightning.views.film import MOST_FRAMES, Film
 from normgrad_lightning.views.style import Style
 
 pytestmark = pytest.mark.skipif(not features.check("webp"), reason="this Pillow has no WebP")
@@ -62,20 +62,23 @@ def test_the_bright_place_moves_and_the_bar_grows():
     assert len(pictures) == 5
     assert durations[-1] > 3 * durations[0]
     assert len(set(durations[:-1])) == 1
-    tile, gap, left, top = 110, 4, 10, 50
-    assert pictures[0].shape[1] == 2 * left + 5 * tile + 4 * gap <= WIDTH
+    tile, gap, wide_gap = 96, 2, 6
+    assert pictures[0].shape[1] == 5 * tile + 3 * gap + wide_gap
+    lit = np.ptp(pictures[0][:, :tile], axis=(1, 2)) < 12  # rows of the first image, which is grey, and of the paper
+    grey = lit & (pictures[0][:, 0, 0] < 200)
+    top = int(np.flatnonzero(grey)[0])
     for column in range(1, 5):  # combined, and three layers
-        x = left + column * (tile + gap)
+        x = column * (tile + gap) + (wide_gap - gap) * (column >= 2)
         rows = [p[top : top + tile, x : x + tile] for p in pictures]
         warmth = [(row[..., 0] - row[..., 2]).clip(0) for row in rows]
         centres = [float((w.sum(0) * np.arange(tile)).sum() / w.sum()) / tile for w in warmth]
         assert centres == sorted(centres)
         assert centres[0] < 0.35
         assert centres[-1] > 0.65
-    bars = [int((p[-17, :, 0] - p[-17, :, 2] > 120).sum()) for p in pictures]
+    bars = [int((p[-15, :, 0] - p[-15, :, 2] > 120).sum()) for p in pictures]
     assert bars[0] == 0
     assert np.allclose(np.diff(bars), bars[-1] / 4, atol=3)
-    image = pictures[-1][top + 5 : top + tile - 5, left + 5 : left + tile - 5]
+    image = pictures[-1][top + 5 : top + tile - 5, 5 : tile - 5]
     assert np.abs(image - 127).mean() < 3  # as it is, without a map
 
 
@@ -256,8 +259,8 @@ def test_films_of_all_shapes_are_of_a_size_to_look_at(count, sizes, shape):
         film.add_event([MapSet(one.kind, step, one.maps, images, one.images_of, one.layers, source="probe")])
     pictures, _ = frames_of(film)
     height, width, _ = pictures[0].shape
-    assert 300 < width <= WIDTH
-    assert height < 760
+    assert 300 < width <= 600
+    assert height < 850
 
 
 def test_sounds_volumes_and_missing_images_have_films_too():

@@ -65,12 +65,12 @@ def projects(*rows):
 
 
 @pytest.fixture(scope="class")
-def forks(request, tmp_path_factory):
+def forks(request):
     """A process that has imported what the scripts of this class need."""
     for library in {module.partition(".")[0] for module in request.cls.imports}:
         if find_spec(library) is None:
             pytest.skip(f"could not find {library}: it comes with the extra `projects`")
-    forks = Forks(tmp_path_factory.mktemp("imports"), request.cls.imports)
+    forks = Forks(request.cls.imports, keeps=True)
     yield forks
     forks.close()
 
@@ -82,6 +82,7 @@ def check(project, forks, folder):
     ends = {}
     for way, variables in {"plain": {}, "order0": ORDER0, "order1": ORDER1}.items():
         ends[way] = forks.run(folder / way, script, **variables)
+        assert ends[way].returncode == 0, ends[way].stderr
     assert pictures(folder / "plain") == ({}, {})
     assert not warnings_of(ends["plain"])
     for way in ("order0", "order1"):
@@ -188,6 +189,7 @@ class TestLightly:
         """The remedy that SimCLR's warning names."""
         script = SCRIPTS / "public" / "lightly_simclr.py"
         done = forks.run(tmp_path / "batch", script, **ORDER1, NORMGRAD_PER_IMAGE="0")
+        assert done.returncode == 0, done.stderr
         assert not warnings_of(done)
         assert_maps(tmp_path / "batch", ["order0", *KINDS_OF_ORDER1], list(RESNET_IN_A_SEQUENCE))
 

@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from twice import LAYERS, Lit, row, train, twice, watching
 
-from normgrad_lightning.layers.own_passes import CAN_RUN_EAGERLY
-
 
 def smooth():
     return ResNet(dropout=0.3, smooth=True)
@@ -67,9 +65,6 @@ class CompiledFunction(Lit):
         return compiled_loss(self.net, *batch)
 
 
-runs_eagerly = pytest.mark.skipif(not CAN_RUN_EAGERLY, reason="compiled code can be run eagerly from torch 2.6 on")
-
-
 def compiled_twice(folder, make, **options):
     """Train twice, each time with nothing compiled before; no more and no other code is compiled with the callback."""
     after = []
@@ -105,7 +100,6 @@ COMPILED = {
     "outside of compiled parts take no pass",
 )
 @pytest.mark.parametrize("what", COMPILED)
-@runs_eagerly
 def test_compiled(tmp_path, what):
     *_, (plain, watched) = compiled_twice(tmp_path, COMPILED[what])
     assert plain == watched
@@ -113,7 +107,6 @@ def test_compiled(tmp_path, what):
 
 @row("Graph", '`torch.compile(backend="inductor")`')
 @pytest.mark.slow
-@runs_eagerly
 def test_compiled_by_inductor(tmp_path):
     *_, (plain, watched) = compiled_twice(tmp_path, NetByInductor)
     assert plain == watched
@@ -125,7 +118,6 @@ def test_compiled_by_inductor(tmp_path):
     "a compiled function that calls the network",
     "maps from the second event on; it is compiled once more, as hooks come and go at the first",
 )
-@runs_eagerly
 def test_a_compiled_function(tmp_path):
     *_, (plain, watched) = compiled_twice(tmp_path, CompiledFunction, steps=[1, 2, 3, 4, 5])
     assert watched["stats"]["unique_graphs"] <= plain["stats"]["unique_graphs"] + 1
@@ -136,7 +128,6 @@ CALLS = []  # where passes put nothing back
 
 
 @pytest.mark.parametrize(("layers", "passes"), [(LAYERS, 0), ("net.stage*", 0), ("auto", 6), ("net.stage?.conv1", 6)])
-@runs_eagerly
 def test_a_pass_is_taken_only_for_layers_inside_of_compiled_parts(tmp_path, layers, passes):
     CALLS.clear()
 

@@ -272,12 +272,12 @@ def test_probe_under_ddp(ran):
 
 @row(
     "Strategies",
-    "Collectives in the backward pass",
-    "passes of our own run on rank 0 alone, so order 1 and a probe are one warning each, as with collectives in the "
-    "forward pass; order 0 is as ever",
+    "Collectives in the loss, or in its backward pass",
+    "passes of our own run on rank 0 alone, so order 1 and a probe are one warning; order 0 is as ever",
 )
-def test_passes_that_would_talk_in_backward_are_refused(ran):
-    plain, watched = ran.of("talks_in_backward", "plain"), ran.of("talks_in_backward", "watched")
+@pytest.mark.parametrize("name", ["talks_in_forward", "talks_in_backward"])
+def test_passes_that_would_talk_are_refused(ran, name):
+    plain, watched = ran.of(name, "plain"), ran.of(name, "watched")
     for rank in RANKS:
         for what in plain[rank]["traces"]:
             assert same(plain[rank]["traces"][what], watched[rank]["traces"][what]), f"{what} of rank {rank} differ"

@@ -463,3 +463,30 @@ def films_in(kind: str, folder: Path) -> list[bytes]:
 
 def test_a_film_is_kept_byte_for_byte(runs):
     assert films_in(runs.kind, runs.folder / "film") == [film()]
+
+
+def report_in(kind: str, folder: Path) -> bytes:
+    """The report that a tool has kept of a run."""
+    if kind == "wandb":
+        (path,) = folder.glob("wandb/offline-run-*/files/normgrad/report.html")
+        return path.read_bytes()
+    if kind == "mlflow":
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+        (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+        return Path(client.download_artifacts(run.info.run_id, "normgrad/report.html")).read_bytes()
+    if kind == "comet":
+        (path,) = folder.glob("*.zip")
+        with zipfile.ZipFile(path) as archive:
+            payloads = [json.loads(line)["payload"] for line in archive.read("messages.json").splitlines()]
+            assets = [one for one in payloads if one.get("upload_type") == "asset"]
+            (report,) = [one for one in assets if one["additional_params"]["fileName"] == "normgrad/report.html"]
+            return archive.read(report["file_path"])
+    (path,) = folder.glob(".aim/normgrad/*/report.html")
+    return path.read_bytes()
+
+
+def test_the_report_is_kept_byte_for_byte(runs):
+    watched = runs.folder / "watched"
+    assert report_in(runs.kind, watched) == (watched / "csv/normgrad/report.html").read_bytes()

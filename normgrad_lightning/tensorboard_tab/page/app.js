@@ -87,9 +87,22 @@ class App {
     return Math.max(at, 0);
   }
 
-  async draw() {
-    const turn = ++this.turn;
-    const isCurrent = () => turn === this.turn;
+  /** Draw what is chosen. One at a time: what changes meanwhile is drawn next, and what lies between is not. */
+  draw() {
+    this.turn++;
+    this.drawing ||= this.drawLatest().finally(() => (this.drawing = null));
+    return this.drawing;
+  }
+
+  async drawLatest() {
+    let turn = 0;
+    while (turn !== this.turn) {
+      turn = this.turn;
+      await this.drawOnce(() => turn === this.turn);
+    }
+  }
+
+  async drawOnce(isCurrent) {
     const source = this.source;
     this.tabs.update();
     if (!source || !source.steps.length) return this.showEmpty();

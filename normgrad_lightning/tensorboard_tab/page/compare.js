@@ -94,7 +94,7 @@ export class Compare {
     fill(this.note, word + remark);
     this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
     this.jobs = [];
-    const count = Math.max(one.column.maps.length, two.column.maps.length);
+    const count = Math.max(one.column.count, two.column.count);
     fill(
       this.table,
       h("div.head"),
@@ -118,7 +118,7 @@ export class Compare {
       }
       const one = cell(size, `${label}, ${side.name}`);
       paints.push(() => paintCell(one.canvas, side.column, number, picture, look, side.set.signed));
-      cells.push({ ...one, value: (down, across) => readout(side.column.maps[number], side.set.signed, down, across) });
+      cells.push({ ...one, value: (down, across) => readout(side.column.map(number), side.set.signed, down, across) });
     });
     if (areSame) {
       const place = cell(size, `${label}, difference`);
@@ -131,7 +131,7 @@ export class Compare {
   }
 
   drawDifference(canvas, [one, two], number) {
-    const [map, map2] = [one.column.maps[number], two.column.maps[number]];
+    const [map, map2] = [one.column.map(number), two.column.map(number)];
     if (!map || !map2) return drawNothing(canvas, "no map");
     const greys = greysOf(one.pictures[number], canvas.width, canvas.height);
     const [scaledDifference] = scaled([difference(map, map2)], this.state.get("scale"), true);

@@ -61,6 +61,12 @@ class StoredEvent {
     );
   }
 
+  /** What `make` returns for these circumstances; of others than the latest nothing is kept. */
+  latest(key, circumstances, make) {
+    if (this.cache.get(key)?.circumstances !== circumstances) this.cache.set(key, { circumstances, value: make() });
+    return this.cache.get(key).value;
+  }
+
   /** What `make` returns, computed the first time that this key is asked for. */
   once(key, make) {
     if (!this.cache.has(key)) this.cache.set(key, make());

@@ -2,18 +2,20 @@
 
 import { select, slider, toggle } from "./controls.js";
 import { coloursOf, UNSIGNED } from "./colours.js";
-import { fill, h, short, shortNames } from "./dom.js";
+import { fill, h, short, shortNames, stepText } from "./dom.js";
 import { Painter } from "./lazy.js";
 import { combined, isZero, mean, scaled, valueAt, withoutTypical } from "./numbers.js";
 import { drawImage, drawMap, drawNothing, greysOf, sized, tileSize } from "./paint.js";
 
 export const COMBINED = "combined";
+const NOTHING = { values: new Float32Array(1), height: 1, width: 1 };
 
 const SCALES = [
   ["robust", "robust"],
   ["image", "each image"],
   ["shared", "shared"],
 ];
+const PREPARED = 4; // images of the next step that are computed ahead
 const COLOURS = { true: "true colours", stretched: "each stretched to its full range" };
 
 /** The controls of how maps look, which two modes share. */
@@ -64,26 +66,42 @@ export function kindOptions(event) {
   ]);
 }
 
-/** The columns of a set: {name, maps, planes}; planes are brought to [0, 1]. Computed once for each look. */
+/** The maps of a layer, or of all layers combined: what is asked for is computed, and kept. */
+class Column {
+  /**
+   * @param {string} name - of the layer.
+   * @param {number} count - of maps.
+   * @param {function(number)} make - the map of an image.
+   */
+  constructor(name, count, make, scale, signed) {
+    Object.assign(this, { name, count, make, scale, signed, maps: [], planes: [] });
+  }
+
+  map(number) {
+    if (number < this.count) return (this.maps[number] ||= this.make(number));
+  }
+
+  /** The map brought to [0, 1]. */
+  plane(number) {
+    if (this.scale === "shared" && !this.planes.length)
+      this.planes = scaled(Array.from({ length: this.count }, (_, one) => this.map(one)), this.scale, this.signed);
+    return (this.planes[number] ||= scaled([this.map(number)], this.scale, this.signed)[0]);
+  }
+}
+
+/** The columns of a set. An event keeps those of the latest look. */
 export function columnsOf(event, set, look, aspect) {
   const removed = look.state.isOn("typical") && !set.signed;
   const scale = look.state.get("scale");
-  return event.once(`columns ${set.name} ${removed} ${scale} ${aspect.toFixed(3)}`, () => {
+  return event.latest(`columns ${set.name}`, `${removed} ${scale} ${aspect.toFixed(3)}`, () => {
     const layers = set.layers.map((layer) => {
       const [typical] = event.maps(layer.typical);
       const maps = event.maps(layer.maps);
-      return { name: layer.name, maps: removed ? maps.map((map) => withoutTypical(map, typical)) : maps };
+      return new Column(layer.name, maps.length, (number) => (removed ? withoutTypical(maps[number], typical) : maps[number]), scale, set.signed);
     });
-    const count = Math.max(0, ...layers.map(({ maps }) => maps.length));
-    const columns = layers.length > 1 && !set.signed ? [{ name: COMBINED, maps: combinedOf(layers, count, aspect) }, ...layers] : layers;
-    return columns.map((column) => ({ ...column, planes: scaled(column.maps, scale, set.signed) }));
-  });
-}
-
-function combinedOf(layers, count, aspect) {
-  return Array.from({ length: count }, (_, number) => {
-    const maps = layers.map((layer) => layer.maps[number]).filter(Boolean);
-    return combined(maps, aspect) || { values: new Float32Array(1), height: 1, width: 1 };
+    if (layers.length < 2 || set.signed) return layers;
+    const ofAll = (number) => combined(layers.map((layer) => layer.map(number)).filter(Boolean), aspect) || NOTHING;
+    return [new Column(COMBINED, Math.max(...layers.map(({ count }) => count)), ofAll, scale, false), ...layers];
   });
 }
 
@@ -97,9 +115,9 @@ export function aspectOf(event, set, pictures) {
 
 /** Draw a map over a picture, or that there is none. */
 export function paintCell(canvas, column, number, picture, look, signed) {
-  const map = column.maps[number];
+  const map = column.map(number);
   if (!map || isZero(map)) return drawNothing(canvas, "no gradient here");
-  drawMap(canvas, column.planes[number], greysOf(picture, canvas.width, canvas.height), look, signed);
+  drawMap(canvas, column.plane(number), greysOf(picture, canvas.width, canvas.height), look, signed);
 }
 
 /** How strong a map is at a place, in words. */
@@ -178,10 +196,16 @@ export class ImagesMode {
     this.show(event, set, pictures);
   }
 
-  /** Compute what the next step will show, when there is time. */
+  /** Compute what the next step will show first, when there is time. */
   prepare(event) {
     const set = chosenSet(event, this.state.get("kind"));
-    if (set && this.aspect) requestIdleCallback(() => columnsOf(event, set, this.look, this.aspect));
+    if (!set || !this.aspect) return;
+    const columns = columnsOf(event, set, this.look, this.aspect);
+    const ahead = (number) => {
+      for (const column of columns) if (column.map(number)) column.plane(number);
+      if (number < PREPARED) requestIdleCallback(() => ahead(number + 1));
+    };
+    requestIdleCallback(() => ahead(0));
   }
 
   show(event, set, pictures) {
@@ -189,10 +213,12 @@ export class ImagesMode {
     this.aspect = aspect;
     const columns = columnsOf(event, set, this.look, aspect);
     const size = this.look.tile(aspect, columns.length + 1);
-    const count = Math.max(pictures.length, ...columns.map(({ maps }) => maps.length));
+    const count = Math.max(pictures.length, ...columns.map((column) => column.count));
     const heads = ["image", ...shortHeads(columns)];
     const images = event.header.images[set.images];
-    const where = set.source.startsWith("probe") ? "The same images at every step (probe)" : "Images of the training batch of this step";
+    const earlier = event.header.maps_step;
+    const when = Number.isInteger(earlier) ? `step ${stepText(earlier)}, the last with maps` : "this step";
+    const where = set.source.startsWith("probe") ? `The same images at every step (probe)${when === "this step" ? "" : `; maps of ${when}`}` : `Images of the training batch of ${when}`;
     fill(this.note, `${where}${images ? `, ${COLOURS[images.colours] || images.colours}` : ""}. ${(set.meaning[0] || "").toUpperCase()}${set.meaning.slice(1)}`, set.signed ? "." : [": weak ", legend(this.state.get("colors")), " strong."]);
     this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
     this.jobs = [];
@@ -212,7 +238,7 @@ export class ImagesMode {
     const first = cell(size, `Image ${number + 1} ${name}`, open);
     const cells = columns.map((column) => {
       const one = cell(size, `Image ${number + 1} ${name}, ${column.name}`, open);
-      return { ...one, value: (down, across) => readout(column.maps[number], set.signed, down, across) };
+      return { ...one, value: (down, across) => readout(column.map(number), set.signed, down, across) };
     });
     const paint = this.look.paint;
     const draw = () => {

@@ -1,6 +1,6 @@
 // Painting what is on screen at once, and the rest when it is scrolled to.
 
-const MARGIN = 300; // pixels above and below the screen that count as on it
+const MARGIN = 300; // pixels above and below the screen that are painted a moment later
 
 /** Paints elements of one list; the next list replaces it. */
 export class Painter {
@@ -15,7 +15,7 @@ export class Painter {
   paint(jobs) {
     this.observer.disconnect();
     this.waiting = new Map(jobs);
-    const isOnScreen = ({ top, bottom }) => top < window.innerHeight + MARGIN && bottom > -MARGIN;
+    const isOnScreen = ({ top, bottom }) => top < window.innerHeight && bottom > 0;
     const seen = jobs.filter(([element]) => isOnScreen(element.getBoundingClientRect()));
     for (const [element] of seen) this.paintNow(element);
     for (const element of this.waiting.keys()) this.observer.observe(element);

@@ -8,61 +8,85 @@ const KEPT = 0.1; // of the typical map's mean, so that nothing is divided by ze
 
 /** A map on another grid: bilinear where it grows, averaged with a triangle where it shrinks. */
 export function resized(map, height, width) {
-  const wide = alongRows(map, width);
-  return map.height === height ? wide : transposed(alongRows(transposed(wide), height));
+  const wide = map.width === width ? map : alongRows(map, triangles(map.width, width));
+  return map.height === height ? wide : alongColumns(wide, triangles(map.height, height));
 }
 
-function alongRows(map, wanted) {
-  if (map.width === wanted) return map;
-  const { first, weights, reach } = taps(map.width, wanted);
-  const values = new Float32Array(map.height * wanted);
+/** A map whose rows are sums over their own values: `{size, reach, from, weights}`, `reach` of them for each of `size`. */
+function alongRows(map, { size, reach, from, weights }) {
+  const values = new Float32Array(map.height * size);
   for (let row = 0; row < map.height; row++) {
-    for (let column = 0; column < wanted; column++) {
+    const start = row * map.width;
+    for (let column = 0, tap = 0; column < size; column++) {
       let total = 0;
+      for (const end = tap + reach; tap < end; tap++) total += map.values[start + from[tap]] * weights[tap];
+      values[row * size + column] = total;
+    }
+  }
+  return { values, height: map.height, width: size };
+}
+
+/** The same for columns. */
+function alongColumns(map, { size, reach, from, weights }) {
+  const { width } = map;
+  const values = new Float32Array(size * width);
+  const totals = new Float64Array(width);
+  for (let row = 0, tap = 0; row < size; row++) {
+    totals.fill(0);
+    for (const end = tap + reach; tap < end; tap++) {
+      const start = from[tap] * width;
+      const weight = weights[tap];
+      if (weight) for (let column = 0; column < width; column++) totals[column] += map.values[start + column] * weight;
+    }
+    values.set(totals, row * width);
+  }
+  return { values, height: size, width };
+}
+
+const known = new Map();
+
+function once(key, make) {
+  if (!known.has(key)) known.set(key, make());
+  return known.get(key);
+}
+
+/** What each of `wanted` values is made of, from `size`. */
+function triangles(size, wanted) {
+  return once(`${size} to ${wanted}`, () => {
+    const step = size / wanted;
+    const radius = Math.max(step, 1);
+    const reach = Math.ceil(2 * radius);
+    const from = new Int32Array(wanted * reach);
+    const weights = new Float32Array(wanted * reach);
+    for (let place = 0; place < wanted; place++) {
+      const centre = (place + 0.5) * step - 0.5;
+      const first = Math.ceil(centre - radius);
+      const weight = (at) => (at < 0 || at >= size ? 0 : Math.max(1 - Math.abs(at - centre) / radius, 0));
+      let total = 0;
+      for (let tap = 0; tap < reach; tap++) total += weight(first + tap);
       for (let tap = 0; tap < reach; tap++) {
-        const from = Math.min(Math.max(first[column] + tap, 0), map.width - 1);
-        total += map.values[row * map.width + from] * weights[column * reach + tap];
+        from[place * reach + tap] = Math.min(Math.max(first + tap, 0), size - 1);
+        weights[place * reach + tap] = weight(first + tap) / total;
       }
-      values[row * wanted + column] = total;
     }
-  }
-  return { values, height: map.height, width: wanted };
+    return { size: wanted, reach, from, weights };
+  });
 }
 
-const knownTaps = new Map();
-
-function taps(size, wanted) {
-  const key = size * 65536 + wanted;
-  if (!knownTaps.has(key)) knownTaps.set(key, makeTaps(size, wanted));
-  return knownTaps.get(key);
-}
-
-function makeTaps(size, wanted) {
-  const step = size / wanted;
-  const radius = Math.max(step, 1);
-  const reach = Math.ceil(2 * radius);
-  const first = new Int32Array(wanted);
-  const weights = new Float32Array(wanted * reach);
-  for (let place = 0; place < wanted; place++) {
-    const centre = (place + 0.5) * step - 0.5;
-    first[place] = Math.ceil(centre - radius);
-    let total = 0;
-    for (let tap = 0; tap < reach; tap++) {
-      const from = first[place] + tap;
-      const weight = from < 0 || from >= size ? 0 : Math.max(1 - Math.abs(from - centre) / radius, 0);
-      weights[place * reach + tap] = weight;
-      total += weight;
-    }
-    for (let tap = 0; tap < reach; tap++) weights[place * reach + tap] /= total;
-  }
-  return { first, weights, reach };
-}
-
-function transposed(map) {
-  const values = new Float32Array(map.values.length);
-  for (let row = 0; row < map.height; row++)
-    for (let column = 0; column < map.width; column++) values[column * map.height + row] = map.values[row * map.width + column];
-  return { values, height: map.width, width: map.height };
+/** A Gaussian over `size` values, which are mirrored at both ends. */
+function gaussians(size, sigma) {
+  return once(`${size} by ${sigma}`, () => {
+    const most = Math.ceil(3 * sigma);
+    const reach = 2 * most + 1;
+    const bell = Array.from({ length: reach }, (_, tap) => Math.exp(-0.5 * ((tap - most) / sigma) ** 2));
+    const sum = bell.reduce((a, b) => a + b);
+    const mirror = (place) => {
+      const round = ((place % (2 * size)) + 2 * size) % (2 * size);
+      return Math.min(round, 2 * size - 1 - round);
+    };
+    const from = Int32Array.from({ length: size * reach }, (_, i) => mirror(Math.floor(i / reach) + (i % reach) - most));
+    return { size, reach, from, weights: Float32Array.from(from, (_, i) => bell[i % reach] / sum) };
+  });
 }
 
 /** The mean of a map. */
@@ -129,31 +153,8 @@ function shortestFine(map) {
 /** A map smoothed with a Gaussian of max(1, side / 32) cells; it is mirrored at its edges. */
 export function smoothed(map) {
   const sigma = Math.max(1, shortestFine(map) / 32);
-  let smooth = map;
-  if (map.width >= COARSEST) smooth = smoothedRows(smooth, sigma);
-  if (map.height >= COARSEST) smooth = transposed(smoothedRows(transposed(smooth), sigma));
-  return smooth;
-}
-
-function smoothedRows(map, sigma) {
-  const reach = Math.ceil(3 * sigma);
-  const half = Array.from({ length: reach + 1 }, (_, i) => Math.exp(-0.5 * (i / sigma) ** 2));
-  const sum = 2 * half.reduce((a, b) => a + b) - half[0];
-  const values = new Float32Array(map.values.length);
-  const mirror = (place) => {
-    const round = ((place % (2 * map.width)) + 2 * map.width) % (2 * map.width);
-    return Math.min(round, 2 * map.width - 1 - round);
-  };
-  const padded = Int32Array.from({ length: map.width + 2 * reach }, (_, place) => mirror(place - reach));
-  for (let row = 0; row < map.height; row++) {
-    const start = row * map.width;
-    for (let column = 0; column < map.width; column++) {
-      let total = 0;
-      for (let by = -reach; by <= reach; by++) total += half[Math.abs(by)] * map.values[start + padded[column + by + reach]];
-      values[start + column] = total / sum;
-    }
-  }
-  return { values, height: map.height, width: map.width };
+  const wide = map.width < COARSEST ? map : alongRows(map, gaussians(map.width, sigma));
+  return map.height < COARSEST ? wide : alongColumns(wide, gaussians(map.height, sigma));
 }
 
 /**
@@ -202,9 +203,16 @@ function rangeOf(map) {
 
 /** The 99.5th percentile: one of the values; the maximum if that is not above `low`. */
 function percentile(map, low) {
-  const sorted = Float32Array.from(map.values).sort();
-  const limit = sorted[Math.ceil(0.995 * (sorted.length - 1))];
-  return limit > low ? limit : sorted[sorted.length - 1];
+  const [least, largest] = rangeOf(map);
+  const above = map.values.length - 1 - Math.ceil(0.995 * (map.values.length - 1)); // so many values are not below it
+  let share = 0.1; // only a few of the largest values are sorted
+  let top = map.values.filter((value) => value >= largest - share * (largest - least));
+  while (top.length <= above) {
+    share *= 2;
+    top = map.values.filter((value) => value >= largest - share * (largest - least));
+  }
+  const limit = top.sort()[top.length - 1 - above];
+  return limit > low ? limit : largest;
 }
 
 /** How two maps differ, each divided by its own mean: above zero where the first is stronger. */

@@ -24,6 +24,7 @@ const DEFAULTS = {
   layer: "combined",
 };
 
+const PAUSE = 100; // milliseconds without a change, before the address is written: browsers bound how often it may be
 const PREFIX = "p.normgrad."; // TensorBoard's, for what a plugin keeps in the address
 
 /** The choices. `onchange` is called after each change. */
@@ -58,7 +59,8 @@ export class State {
 
   set(changes) {
     for (const [name, value] of Object.entries(changes)) this.values[name] = String(value);
-    this.write();
+    clearTimeout(this.writing);
+    this.writing = setTimeout(() => this.write(), PAUSE);
     this.onchange();
   }
 
