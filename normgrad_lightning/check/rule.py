@@ -53,13 +53,15 @@ def strength(tally: Tally, form: str) -> float:
 def may_rest(check: ClassCheck) -> bool:
     """Return whether the numbers leave it open: one difference tells, or neither is clearly below what the rule asks.
 
-    A difference is clearly below if it is so with two standard errors added.
+    A difference is clearly below if it is less than half of that, and below with two standard errors added.
     """
     if check.n < MIN_IMAGES:
         return True
     pairs = _differences(check)
     tells = [difference >= max(LEAST[check.form], SURE * error) for difference, error in pairs]
-    return any(tells) or all(difference + 2 * error >= LEAST[check.form] for difference, error in pairs)
+    return any(tells) or all(
+        difference + max(2 * error, LEAST[check.form] / 2) >= LEAST[check.form] for difference, error in pairs
+    )
 
 
 def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:

@@ -199,6 +199,7 @@ def test_what_was_not_found_is_no_all_clear():
     [
         {"covered": 1.0, "pasted": 1.1, "error": 0.4},  # may be more than the rule asks
         {"covered": 3.0, "pasted": 3.0, "error": 1.1},
+        {"covered": 0.7, "pasted": 0.7, "error": 0.05},  # half learned
         {"covered": 0.7, "pasted": 7.0, "form": "tenth"},  # pasting tells, covering does not: the network has both
         {"covered": 5.0, "pasted": None},  # one class alone
         {"covered": 5.0, "pasted": 5.0, "n": 7},
