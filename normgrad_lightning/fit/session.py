@@ -167,18 +167,16 @@ class Session:
         between = budget.intervals(when.budget, when.every_n_steps, checking=checking)
         if when.read_every_n_steps is not None:
             between = Intervals(when.read_every_n_steps, between.events, when.read_every_n_steps)
-        if between != self._between:
+        if between != self._between and budget.is_settled:
+            self._between = between
             self._announce_intervals(trainer, when, between)
-        self._between = between
         return between
 
     def _announce_intervals(self, trainer: Trainer, when: ScheduleFlags, between: Intervals) -> None:
         """Say once that the budget makes readings or events rarer."""
         readings, events, _ = between
-        if when.budget is not None and (readings, events) != (
-            when.read_every_n_steps or READING,
-            when.every_n_steps or EVENT,
-        ):
+        wanted = when.read_every_n_steps or READING, when.every_n_steps or EVENT
+        if when.budget is not None and (readings, events) != wanted:
             later = " and, after the first 500 steps," if when.every_n_steps is None else " and"
             share = f"{100 * when.budget:g} % of the training time (`budget={when.budget:g}`)"
             self._messenger.announce(

@@ -139,6 +139,11 @@ class Budget:
         return self._spent / self._elapsed if self._elapsed > 0 else 0.0
 
     @property
+    def is_settled(self) -> bool:
+        """Whether enough was measured for plans that will last."""
+        return len(self._periods) == _PLAIN
+
+    @property
     def seconds(self) -> float:
         """The training time so far that was measured."""
         return self._elapsed

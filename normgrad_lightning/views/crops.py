@@ -102,13 +102,15 @@ class ImageCutter:
             key = (number, *depth)
             values = image[(slice(None), *depth)].float().numpy()
             colours = self._colours(values)
-            where = [
+            where = tuple(
                 slice(start, start + length) for start, length in zip(box.starts[-2:], box.lengths[-2:], strict=True)
-            ]
-            crops[number].pixels = shrunk_picture(display_image(values[(slice(None), *where)], *colours), _LARGEST)
+            )
             if key not in self._wholes:
                 self._wholes[key] = display_image(_pooled(values), *colours)
-            crops[number].whole = self._wholes[key]
+            crops[number].whole = whole = self._wholes[key]
+            is_as_large = whole.shape[:2] == values.shape[1:]
+            part = whole[where] if is_as_large else display_image(values[(slice(None), *where)], *colours)
+            crops[number].pixels = shrunk_picture(part, _LARGEST)
 
     def _colours(self, values: Floats) -> tuple[Any, Any]:
         """Return mean and standard deviation to undo: the given ones, or those that stretch a whole image."""
@@ -128,7 +130,7 @@ def _pooled(values: Floats) -> Floats:
     """Return an image `(C, *S)` as means over squares of pixels, with at most 160 of them a side."""
     planes: Floats = plane(values)
     longest = -(-max(planes.shape[1:]) // _WHOLE)
-    for axis in (1, 2):
+    for axis in (1, 2) if longest > 1 else ():
         step = min(longest, planes.shape[axis])
         end = planes.shape[axis] // step * step
         planes = sum(planes[(slice(None),) * axis + (slice(start, end, step),)] for start in range(step)) / step

@@ -74,11 +74,13 @@ class Patches:
             for number in sorted(range(len(found)), key=lambda number: -found[number].ratio):
                 (ratio, place), label = found[number], batch.labels[number]
                 if label in classes:
-                    box, drawn = box_around(place, images.size), _coarse_map(batch.focus[name][number], place)
-                    fingerprint, step = images.fingerprints[number], batch.namer.step
-                    offered[number] = Crop(ratio, fingerprint, step, box, tuple(images.size), drawn)
+                    box, fingerprint = box_around(place, images.size), images.fingerprints[number]
+                    offered[number] = Crop(ratio, fingerprint, batch.namer.step, box, tuple(images.size))
                     _offer(crops.setdefault(label, []), offered[number], most)
-            images.cut({number: crop for number, crop in offered.items() if crop in crops[batch.labels[number]]})
+            taken = {number: crop for number, crop in offered.items() if crop in crops[batch.labels[number]]}
+            images.cut(taken)
+            for number, crop in taken.items():
+                crop.map = _coarse_map(batch.focus[name][number], found[number].place)
             self._crops[name] = {label: row[:most] for label, row in crops.items()}
         self._seen.update(batch.labels)
         self._namer = batch.namer

@@ -21,6 +21,7 @@ import memory
 import order1
 import overhead
 import peers
+import short_steps
 import startup
 from harness import FIGURES, Figures, judged, spread, table
 
@@ -29,6 +30,7 @@ ROOT = HERE.parents[1]
 PAGES = (ROOT / "README.md", HERE / "README.md")
 OPTIONS = {
     "overhead": [],
+    "short_steps": [],
     "memory": [],
     "peers": [],
     "order1": [],
@@ -62,13 +64,22 @@ def block(name: str) -> str:
 
 def summary() -> str:
     """What was promised, and the worst that was measured of it."""
-    rows = [*of_steps(), of_memory(), of_an_event(), *of_peers(), *of_order1(), of_compiled(), of_startup()]
+    rows = [
+        *of_steps(),
+        *of_short_steps(),
+        of_memory(),
+        of_an_event(),
+        *of_peers(),
+        *of_order1(),
+        of_compiled(),
+        of_startup(),
+    ]
     return table(["", "measured, at worst", "promised"], rows)
 
 
 def short() -> str:
-    """Six lines for the project's README: the worst network's median of each."""
-    rows = [*short_of_steps(), short_of_memory(), short_of_order1(), short_of_startup()]
+    """Some lines for the project's README: the worst network's median of each."""
+    rows = [*short_of_steps(), *short_of_short_steps(), short_of_memory(), short_of_order1(), short_of_startup()]
     machines = "; ".join(sorted({kept(name)["machine"] for name in OPTIONS}))
     return table(["", f"cost ({machines})", "`python tests/benchmarks/…`"], rows)
 
@@ -80,7 +91,7 @@ def percent(share: float, digits: int = 2) -> str:
 
 def short_of_steps() -> Iterator[list[str]]:
     """Our own time in a step without an event, with one, and on the default schedule."""
-    networks = kept("overhead")["networks"]
+    networks = overhead.with_schedules(kept("overhead")["networks"])
     _, of = worst(networks, lambda of: of["attached"]["share"])
     text = f"{of['attached']['ours_ms']['median']:.2f} ms, {percent(of['attached']['share'])} of the step"
     yield ["a step without an event", text, "`overhead.py`"]
@@ -92,10 +103,19 @@ def short_of_steps() -> Iterator[list[str]]:
         fast, of_fast = worst(networks, lambda of, what=what: of[what]["share"])
         text = f"{of[what]['ours_ms']['median']:.1f} ms ({slow}), {percent(of_fast[what]['share'], 1)} of the step"
         yield [name, f"{text} ({fast})", "`overhead.py`"]
-    network, of = worst(networks, lambda of: of["default"]["share"])
-    text = f"{percent(of['default']['share'])} of the training time ({network})"
-    name = f"the default, an event every {overhead.EVENT_EVERY} steps, a reading every {overhead.READ_EVERY}"
-    yield [name, text, "`overhead.py`"]
+    for what in ("first", "later"):
+        network, of = worst(networks, lambda of, what=what: of[what]["share"])
+        text = f"{percent(of[what]['share'])} of the training time ({network})"
+        yield [overhead.NAMES[what], text, "`overhead.py`"]
+
+
+def short_of_short_steps() -> Iterator[list[str]]:
+    """The defaults where steps are short, on a CPU."""
+    for name, of in kept("short_steps")["cases"].items():
+        if name == "3 ms":
+            first, later = (f"{spread(of[what])} ×" for what in ("first", "later"))
+            text = f"{later}, and {first} in the first {short_steps.FIRST}"
+            yield [f"steps of {of['plain']['median']:.1f} ms, with the defaults", text, "`short_steps.py`"]
 
 
 def short_of_memory() -> list[str]:
@@ -128,7 +148,7 @@ def worst(of_networks: Figures, value: Callable[[Figures], float]) -> tuple[str,
 
 def of_steps() -> Iterator[list[str]]:
     """Ratios of training steps."""
-    networks = kept("overhead")["networks"]
+    networks = overhead.with_schedules(kept("overhead")["networks"])
     for what, limit in overhead.LIMITS.items():
         name = overhead.NAMES[what]
         network, of = worst(networks, lambda of, what=what: of[what]["share"])
@@ -139,6 +159,14 @@ def of_steps() -> Iterator[list[str]]:
         noise = spread(of[overhead.CONTROL]["ratio"], 3)
         text = judged(f"{spread(ratio, 3)}, {network}, where plain ÷ plain is {noise}", ratio["median"], limit)
         yield [f"step ÷ plain step: {name}", text, f"≤ {limit:g}"]
+
+
+def of_short_steps() -> Iterator[list[str]]:
+    """The case of short steps that takes most longer."""
+    cases = kept("short_steps")["cases"]
+    for name, of in sorted(cases.items(), key=lambda item: -item[1]["later"]["median"])[:1]:
+        text = judged(f"{spread(of['later'], 3)}, {name}", of["later"]["median"], short_steps.LIMIT)
+        yield [f"defaults ÷ plain after {short_steps.FIRST} short steps", text, f"≤ {short_steps.LIMIT}"]
 
 
 def of_memory() -> list[str]:

@@ -3,8 +3,8 @@
     python tests/benchmarks/overhead.py
 
 Attached without an event; with an event on every step, maps only; with every step read for patches, atlas and curves;
-and with an event on every step, drawn and written to TensorBoard. The default schedule, an event every 100
-steps and nine readings in between, is computed from these. The images have ten classes.
+and with an event on every step, drawn and written to TensorBoard. The default schedule is computed from these: of
+its first 500 steps, and of a thousand later ones with one event and 99 readings. The images have ten classes.
 
 A step of a second on a shared machine varies by more than what is to be measured: the first row has plain steps on both
 sides. So there is a second table: the time that the training thread spends in code of ours, hooks and all, and which
@@ -16,18 +16,23 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Figures, Times, judged, quartiles, ratio, run, spread, table
+from harness import Figures, judged, quartiles, ratio, run, spread, table
 from training import FIVE_LAYERS, NETWORKS, Lit, Turns, batch_of, by_network, network_parser, train, watching
 
-EVENT_EVERY, READ_EVERY = 100, 10
+from normgrad_lightning.step.budget import EVENT, READING
+from normgrad_lightning.step.schedule import EARLY
+
+EARLY_END = max(EARLY)
 MILLISECONDS = 40
 """Of the training thread, for an event with overview and panels."""
 CONTROL = "again"
-LIMITS = {"attached": 1.005, "maps": 1.01, "reading": 1.05, "panels": 1.10, "everything": 1.20, "default": 1.005}
+LIMITS = {"attached": 1.005, "maps": 1.01, "reading": 1.05, "panels": 1.10, "everything": 1.20}
+LIMITS |= {"first": 1.01, "later": 1.005}
 NAMES = {
     CONTROL: "nothing at all: plain steps ÷ other plain steps",
     "attached": "attached, no event",
@@ -35,7 +40,8 @@ NAMES = {
     "reading": "every step read, for patches, atlas and curves",
     "panels": "an event on every step, overview and panels in TensorBoard",
     "everything": "an event on every step, all views in TensorBoard",
-    "default": f"the default schedule, an event every {EVENT_EVERY} steps, a reading every {READ_EVERY}",
+    "first": f"the default schedule, steps 0 to {EARLY_END - 1}: {len(EARLY) - 1} events, a reading every {READING}",
+    "later": f"the default schedule, later: an event every {EVENT} steps, a reading every {READING}",
 }
 
 
@@ -61,7 +67,6 @@ def measure_network(name: str, args: argparse.Namespace) -> Figures:
         "reading": figure(logged, "reading"),
         "panels": figure(logged, "panels"),
         "everything": figure(logged, "everything"),
-        "default": default_schedule(silent, logged),
         "seconds": statistics.median(silent.times["plain"]),
     }
 
@@ -77,31 +82,42 @@ def figure(turns: Turns, name: str) -> Figures:
     }
 
 
-def default_schedule(silent: Turns, logged: Turns) -> Figures:
-    """Of 100 steps, one has an event with everything, nine are read, and the others have nothing."""
+def with_schedules(networks: Figures) -> Figures:
+    """Return the figures of each network with those of the default schedule: of its first steps, and of later ones.
 
-    def mixed(event: float, reading: float, nothing: float) -> float:
-        readings = EVENT_EVERY // READ_EVERY - 1
-        return (event + readings * reading + (EVENT_EVERY - 1 - readings) * nothing) / EVENT_EVERY
-
-    def ratios(times: Times, name: str) -> list[float]:
-        return [a / b for a, b in zip(times[name], times["plain"], strict=True)]
-
-    of_steps = (ratios(logged.times, "everything"), ratios(logged.times, "reading"), ratios(silent.times, "attached"))
-    ours = logged.seconds_of_ours
-    steps = zip(*of_steps, strict=True)
-    own = zip(ours["everything"], ours["reading"], silent.seconds_of_ours["attached"], strict=True)
-    seconds = [mixed(*pair) for pair in own]
+    The budget may make readings rarer; that is left out.
+    """
+    early = [step for step in EARLY if step < EARLY_END]
+    first = len(early), EARLY_END // READING - len(early), EARLY_END
+    later = 1, EVENT // READING - 1, EVENT
     return {
-        "ratio": quartiles([mixed(*pair) for pair in steps]),
-        "ours_ms": quartiles([1e3 * s for s in seconds]),
-        "share": statistics.median(seconds) / statistics.median(silent.times["plain"]),
+        name: {**of, "first": of_schedule(of, *first), "later": of_schedule(of, *later)}
+        for name, of in networks.items()
     }
+
+
+def of_schedule(of: Figures, events: int, readings: int, steps: int) -> Figures:
+    """Return the figure of so many steps, of which some are events, others are read, and the rest has nothing."""
+
+    def mixed(*path: str) -> float:
+        event, reading, nothing = (find(of[what], path) for what in ("everything", "reading", "attached"))
+        return (events * event + readings * reading + (steps - events - readings) * nothing) / steps
+
+    spreads = {kind: {key: mixed(kind, key) for key in ("median", "low", "high")} for kind in ("ratio", "ours_ms")}
+    return {**spreads, "share": mixed("share")}
+
+
+def find(figure: Figures, path: Sequence[str]) -> float:
+    """Return what is at the end of a path of keys."""
+    value: Any = figure
+    for key in path:
+        value = value[key]
+    return float(value)
 
 
 def show(figures: Figures) -> str:
     """Two tables: ratios of steps, and the time in our code."""
-    networks, settings = figures["networks"], figures["settings"]
+    networks, settings = with_schedules(figures["networks"]), figures["settings"]
     ratios = [
         [name, *(judged_ratio(of[what], LIMITS.get(what)) for of in networks.values()), str(LIMITS.get(what, "–"))]
         for what, name in NAMES.items()
