@@ -113,8 +113,8 @@ class Showing:
         self._state.keep_maps(sets, skipped)
         if skipped:
             messenger.warn_once(
-                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
-                "`callback.skipped` counts them."
+                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow, or if images "
+                "have NaN); `callback.skipped` counts them."
             )
         _warn_of_zeros(live[:1], messenger)
         trainer = self._trainer()
@@ -177,6 +177,6 @@ def _warn_of_zeros(sets: Sequence[MapSet], messenger: Messenger) -> None:
     for name in [layer for layer, value in largest if value == 0]:
         messenger.warn_once(
             f"NormGrad: the map of {name!r} is zero everywhere: no gradient reaches its locations. At the first "
-            "step this happens if the head's weights start at zero. If it continues, the head reads only a class "
-            "token: choose an earlier layer."
+            "step this happens if the head's weights start at zero. If it continues, the loss is zero, or the head "
+            "reads only a class token: then choose an earlier layer."
         )
