@@ -377,7 +377,7 @@ def validated(at: Any, batch: Any, probe: Any) -> None:
     module = Lit()
     module.validation_step = lambda batch, batch_idx: None
     callback = NormGradCallback(every_n_steps=1, layers="net.conv", probe=probe)
-    trainer(at, callbacks=[callback]).fit(module, loader(), loader(batch))
+    trainer(at, callbacks=[callback], max_epochs=2).fit(module, loader(), loader(batch))
 
 
 def beside_others(at: Any) -> None:

@@ -420,12 +420,12 @@ def test_a_copy_of_the_callback_follows_the_same_images(tmp_path):
 
 
 def test_the_flag_can_change_between_events(tmp_path):
-    callback = watching(probe=None, order1_every_n_steps=None)
+    callback = watching(probe=False, order1_every_n_steps=None)
     own = batch(3, seed=4)
 
     class Changes(pl.Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            callback.probe = {0: None, 1: "train", 2: "train", 3: own, 4: own, 5: None}[trainer.global_step]
+            callback.probe = {0: False, 1: "train", 2: "train", 3: own, 4: own, 5: False}[trainer.global_step]
             shown.append(callback.latest.get("probe_order0"))
 
     shown: list[Any] = []
@@ -524,7 +524,7 @@ def test_the_environment_cannot_end_a_run_that_has_no_loss_for_a_probe(tmp_path,
     (told,) = run.warned
     assert told.startswith("NormGrad ignores NORMGRAD_PROBE, and training goes on without a probe. `probe`: ")
     assert list(callback.latest) == ["order0"]
-    assert callback.probe is None
+    assert callback.probe is False
 
 
 class CompiledNet(WithValidation):
@@ -621,7 +621,7 @@ def test_a_batch_that_training_skips_has_no_maps_of_the_probe_and_the_event_wait
 
 @pytest.mark.parametrize("wrong", ["training", 3, True, [], ["a.jpg"], {"images": 1}])
 def test_what_is_no_probe_is_an_error_at_once(wrong):
-    with pytest.raises(ValueError, match=r"^`probe`: expected None, 'train', 'val' or, in code, a batch"):
+    with pytest.raises(ValueError, match=r"^`probe`: expected None, False, 'train', 'val' or, in code, a batch"):
         NormGradCallback(probe=wrong)
 
 
@@ -646,7 +646,7 @@ def test_a_run_with_a_probe_leaves_a_film_and_one_without_none(tmp_path):
     with Image.open(film_of(run)) as film:
         assert film.n_frames == 6
     assert pictures(run.trainer)["normgrad/film"] == [5]
-    twice(tmp_path / "without", order1_steps=None, flags={"order1_every_n_steps": None})
+    twice(tmp_path / "without", order1_steps=None, flags={"order1_every_n_steps": None, "probe": False})
     assert not list((tmp_path / "without").rglob("*.webp"))
 
 
