@@ -234,7 +234,7 @@ def pictures(trainer: Any) -> dict[str, list[int]]:
 
 def panels(trainer: Any, *, probe: bool = False) -> dict[str, list[int]]:
     """The steps of the panels under each tag, with those of a probe if that is asked for; of no other pictures."""
-    is_panel = re.compile(rf"normgrad_{'' if probe else '(?!probe_)'}[^/]+/\d\d_[^/]+").fullmatch
+    is_panel = re.compile(rf"normgrad_{'' if probe else '(?![^/]*probe_)'}[^/]+/\d\d_[^/]+").fullmatch
     return {tag: steps for tag, steps in pictures(trainer).items() if is_panel(tag)}
 
 

@@ -97,6 +97,7 @@ class Showing:
         self._write_last_pages(trainer, settings, step)
         if "tab" in settings.views.chosen:
             self._outputs.write_report(trainer)
+        self._outputs.say_where(trainer)
 
     def _show(self, record: Record) -> None:
         settings, messenger, views = record.settings, self._messenger, self._state.views

@@ -36,6 +36,7 @@ class Outputs:
         self._is_announced = False
         self._has_blobs = False
         self._working: Sequence[Writer] = ()
+        self._has_said_where = False
 
     def write(self, pages: Sequence[Page]) -> list[Writer]:
         """Write what is on these pages, of one step, as one page. Return the writers that have written it."""
@@ -81,8 +82,16 @@ class Outputs:
                 check_room(path.parent, LARGEST)
                 path.parent.mkdir(exist_ok=True)
                 write_report([Path(folder)], path)
+                self._has_said_where = True
                 tab = f", or the tab NormGrad of `tensorboard --logdir {folder}`" if folder in of_tensorboard else ""
                 self._messenger.announce(trainer, f"NormGrad: open {path}{tab}.")
+
+    def say_where(self, trainer: Trainer) -> None:
+        """Say where to look, if the report has not said so."""
+        if self._working and not self._has_said_where:
+            of_tensorboard = [writer.folder for writer in self._working if isinstance(writer, TensorBoardWriter)]
+            command = "".join(f" To look: `tensorboard --logdir {folder}`." for folder in of_tensorboard)
+            self._messenger.announce(trainer, f"NormGrad: pictures are in {places_of(self._working)}.{command}")
 
 
 def places_of(writers: Sequence[Writer]) -> str:

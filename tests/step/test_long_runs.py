@@ -146,3 +146,16 @@ def test_ten_thousand_steps(tmp_path, kind):
     assert whole["state, kB"] < 1.5 * half["state, kB"] + 50
     assert whole["most memory of the process, MB"] < half["most memory of the process, MB"] + 100
     assert whole["event file, MB"] < 30
+
+
+def test_videos_whose_labels_belong_to_all_of_their_frames(tmp_path):
+    flags = {"every_n_steps": 4, "order1_every_n_steps": 8, "num_images": 2, "probe": "train", "views": ["overview"]}
+    callback, _, pictures, _ = run(tmp_path, 12, classes=20, frames=3, **flags)
+    cards = {tag.removeprefix("normgrad/").partition("/")[0] for tag in pictures}
+    assert cards == {"3_probe", "5_overview"}
+    assert len(pictures) == 2 * 4  # order 0 and the three of order 1
+    for name in ("order1", "probe_order0", "probe_order1"):
+        one = callback.latest[name]
+        assert len(one.images) == len(one.maps["conv"]) == 2 * 3  # all frames of two videos
+        assert one.labels is None
+    assert len({tuple(image.flatten().tolist()) for image in callback.latest["order0"].images}) == 2
