@@ -29,8 +29,8 @@ def switch() -> bool | None:
         return None
     try:
         return _yes_or_no(text)
-    except ValueError as error:
-        raise ValueError(f"`{SWITCH}`: expected 1 or 0 in the environment, but got {text!r}.") from error
+    except ValueError:
+        raise ValueError(f"`{SWITCH}`: expected 1 or 0 in the environment, but got {text!r}.") from None
 
 
 def variables() -> dict[str, str]:
@@ -69,8 +69,17 @@ def _read(flag: str, text: str, kinds: Mapping[str, Any]) -> Any:
         raise ValueError(f"`{variable(flag)}`: there is no such flag. {hint}")
     try:
         return parse(text, kinds[flag])
-    except ValueError as error:
-        raise ValueError(f"`{variable(flag)}`: expected {spoken(kinds[flag])}, but got {text!r}.") from error
+    except ValueError:
+        raise ValueError(f"`{variable(flag)}`: expected {spoken(kinds[flag])}, but got {text!r}.") from None
+
+
+def can_be_set(flag: str, text: str, kinds: Mapping[str, Any]) -> bool:
+    """Whether a variable can give a flag this value: a batch, for example, can be given in code only."""
+    try:
+        parse(text, kinds[flag])
+    except ValueError:
+        return False
+    return True
 
 
 def parse(text: str, kind: Any) -> Any:

@@ -12,7 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
-PANEL = re.compile(r"normgrad_[^/]+/\d\d")  # of any callback of the run, also of a second one
+PANEL = re.compile(
+    r"normgrad_(?![^/]*probe_)[^/]+/\d\d"
+)  # of any callback of the run, also of a second one; not of a probe
 
 
 def run(folder, command, shell=False, **environment):

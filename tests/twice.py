@@ -232,9 +232,9 @@ def pictures(trainer: Any) -> dict[str, list[int]]:
     return {tag: sorted(steps) for tag, steps in shown.items()}
 
 
-def panels(trainer: Any) -> dict[str, list[int]]:
-    """The steps of the panels under each tag; of no other pictures."""
-    is_panel = re.compile(r"normgrad_[^/]+/\d\d_[^/]+").fullmatch
+def panels(trainer: Any, *, probe: bool = False) -> dict[str, list[int]]:
+    """The steps of the panels under each tag, with those of a probe if that is asked for; of no other pictures."""
+    is_panel = re.compile(rf"normgrad_{'' if probe else '(?![^/]*probe_)'}[^/]+/\d\d_[^/]+").fullmatch
     return {tag: steps for tag, steps in pictures(trainer).items() if is_panel(tag)}
 
 

@@ -21,8 +21,8 @@ def callbacks() -> list[EnvironmentCallback]:
             from normgrad_lightning.env_activation.environment_callback import EnvironmentCallback
 
             return [EnvironmentCallback()]
-        except ValueError:  # a wrong flag
-            raise
+        except ValueError as error:  # a wrong flag: the user is not to read how it was found
+            raise error.with_traceback(None) from None
         except Exception as error:
             _warn(f"NormGrad cannot be loaded, and training goes on without it: {type(error).__name__}: {error}")
     if call_optional_method is None and variables():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from normgrad_lightning.callback import NormGradCallback
-from normgrad_lightning.environment import SWITCH, flags, variable, variables
+from normgrad_lightning.environment import SWITCH, can_be_set, flags, variable, variables
 from normgrad_lightning.settings import FLAGS
 from normgrad_lightning.writers.destinations import Writer
 from normgrad_lightning.writers.disk import next_log_dir
@@ -31,10 +31,8 @@ class EnvironmentCallback(NormGradCallback):
     _shares_the_run = False
 
     def __init__(self) -> None:
-        kinds = get_type_hints(NormGradCallback.__init__)
-        del kinds["return"]
         with _naming_variables():
-            super().__init__(**flags(kinds))
+            super().__init__(**flags(_kinds()))
         self._messenger.phrase = in_variables
         self._log_dirs: dict[str, str] = {}
 
@@ -104,10 +102,15 @@ def in_variables(sentence: str) -> str:
     """A sentence with variables in place of flags: `NORMGRAD_PER_IMAGE=0` for `per_image=False`."""
 
     def spelled(found: re.Match[str]) -> str:
-        flag, value = found.groups()
-        return f"`{variable(flag)}={_TEXTS.get(value, value)}`" if flag in FLAGS else found[0]
+        flag, text = found[1], _TEXTS.get(found[2], found[2])
+        return f"`{variable(flag)}={text}`" if flag in FLAGS and can_be_set(flag, text, _kinds()) else found[0]
 
     return re.sub(r'`(\w+)="?(\w+)"?`', spelled, sentence)
+
+
+def _kinds() -> dict[str, Any]:
+    """The type of each flag."""
+    return {name: kind for name, kind in get_type_hints(NormGradCallback.__init__).items() if name != "return"}
 
 
 @contextmanager
@@ -121,4 +124,4 @@ def _naming_variables() -> Iterator[None]:
             raise
         raise ValueError(
             f"{error} In the environment: {', '.join(set_by)}. {SWITCH}=0 switches NormGrad off."
-        ) from error
+        ) from None

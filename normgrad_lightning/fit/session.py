@@ -137,6 +137,9 @@ class Session:
         if is_event or (schedule.reading_is_due(step, between.readings) and self._may_read(settings, self._reader)):
             with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
             self._messenger.on_error = settings.general.on_error
+            labels = self._labels(module, batch, is_event=is_event)
+            if is_event and labels is not None:
+                self._check_names(labels, settings)
             context = StepContext(
                 step,
                 module,
@@ -145,12 +148,12 @@ class Session:
                 settings,
                 is_event,
                 with_order1,
-                self._labels(module, batch, is_event=is_event),
+                labels,
                 self._classes,
                 self._group,
                 self._masks(module, batch, settings),
             )
-            with self._messenger.guard("beginning to read a step"):
+            with self._messenger.holding(), self._messenger.guard("beginning to read a step"):
                 self._begin(context, self._reader, is_last=is_last)
                 if self._check is not None and (is_event or schedule.reading_is_due(step, between.pieces)):
                     with self._messenger.guard("beginning the check"):
@@ -212,12 +215,14 @@ class Session:
         if reader is None:
             return
         budget.end_training()
+        self._messenger.release()
         self.finish()
         budget.end_showing()
         if step is not None:
             read = self._stop(reader)
             try:
-                self._showing.pending = self._record(step, read, reader, outputs)
+                with self._messenger.guard("reading a step"):
+                    self._showing.pending = self._record(step, read, reader, outputs)
             finally:
                 _forget(read)
         budget.end_step(None if step is None else "event" if step.context.is_event else "reading")
@@ -255,6 +260,7 @@ class Session:
 
     def drop(self) -> None:
         """End the step without a look at it, if one is being read."""
+        self._messenger.forget()
         if self._check is not None:
             self._check.drop()
         if self._open is not None and self._reader is not None:
@@ -268,6 +274,20 @@ class Session:
         with self._messenger.guard("finding the labels of a batch"):
             return labels_of(module, batch) if is_event else labels_on_device(module, batch)
         return None
+
+    def _check_names(self, labels: Sequence[int], settings: Settings) -> None:
+        """Warn if there are too few names for these labels; those of the data set are then not of these labels."""
+        given, largest = settings.images.classes, max(labels, default=0)
+        if self._classes is None or largest < len(self._classes):
+            return
+        if given is None:
+            self._classes = None
+            return
+        self._messenger.warn_once(
+            f"NormGrad shows classes without a name by their number: `classes` has {len(given)} names, but a batch has "
+            f"the label {largest}. Give one name for each, in the order of their numbers.",
+            cause="too few names",
+        )
 
     def _masks(self, module: LightningModule, batch: Any, settings: Settings) -> Tensor | None:
         if settings.views.collects:

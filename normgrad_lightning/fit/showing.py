@@ -95,8 +95,7 @@ class Showing:
             step: the last one.
         """
         self._write_last_pages(trainer, settings, step)
-        if "tab" in settings.views.chosen:
-            self._outputs.report.write(trainer)
+        self._outputs.conclude(trainer, with_report="tab" in settings.views.chosen)
 
     def _show(self, record: Record) -> None:
         settings, messenger, views = record.settings, self._messenger, self._state.views
@@ -113,8 +112,8 @@ class Showing:
         self._state.keep_maps(sets, skipped)
         if skipped:
             messenger.warn_once(
-                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow); "
-                "`callback.skipped` counts them."
+                "NormGrad skips steps whose gradients are not finite (as after an fp16 overflow, or if images "
+                "have NaN); `callback.skipped` counts them."
             )
         _warn_of_zeros(live[:1], messenger)
         trainer = self._trainer()
@@ -177,6 +176,6 @@ def _warn_of_zeros(sets: Sequence[MapSet], messenger: Messenger) -> None:
     for name in [layer for layer, value in largest if value == 0]:
         messenger.warn_once(
             f"NormGrad: the map of {name!r} is zero everywhere: no gradient reaches its locations. At the first "
-            "step this happens if the head's weights start at zero. If it continues, the head reads only a class "
-            "token: choose an earlier layer."
+            "step this happens if the head's weights start at zero. If it continues, the loss is zero, or the head "
+            "reads only a class token: then choose an earlier layer."
         )

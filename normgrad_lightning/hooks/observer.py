@@ -16,7 +16,7 @@ from normgrad_lightning.auto_layers.candidates import CandidateLayers
 from normgrad_lightning.hooks.auto_search import AutoSearch, lone_tensor
 from normgrad_lightning.hooks.image_inputs import ImageInput, ImageInputs
 from normgrad_lightning.hooks.module_hooks import ModuleHooks
-from normgrad_lightning.hooks.problems import OUT_OF_ORDER, Problems
+from normgrad_lightning.hooks.problems import IN_FUNC, OUT_OF_ORDER, Problems
 from normgrad_lightning.hooks.safe_hooks import WeakMethod
 from normgrad_lightning.hooks.steps import Steps
 from normgrad_lightning.layers.layouts import Layout, Layouts
@@ -285,6 +285,8 @@ def _checked(point: Tensor | None) -> Tensor:
     """Return the tensor, or raise if it has no gradient to read."""
     if point is None:
         raise ValueError("it gives no floating-point tensor")
+    if torch._C._functorch.is_functorch_wrapped_tensor(point):
+        raise ValueError(IN_FUNC)
     if isinstance(point, nn.Parameter):
         raise ValueError("it gives a parameter, not features of the images")
     if not point.requires_grad:

@@ -94,9 +94,11 @@ class Problems:
             reached: whether a gradient has come to any such layer.
             has_compiled_parts: whether there are layers that hooks do not see.
         """
-        if not has_seen_image:
+        if IN_FUNC in self._refusals.values():
+            why = f"the network is called so that {IN_FUNC}"
+        elif not has_seen_image:
             why = (
-                "no module was given an image, a floating-point tensor (N, C, H, W). "
+                "no module was given an image of more than one pixel, a floating-point tensor (N, C, H, W). "
                 "It needs a model that is trained on images, signals or volumes"
             )
         elif self._errors:
@@ -112,6 +114,7 @@ class Problems:
         return f"NormGrad found no layer to read: {why}."
 
 
+IN_FUNC = "it runs inside of `torch.func`, as `vmap`, `grad` or `jvp`, where hooks get no gradients"
 OUT_OF_ORDER = (
     "the tokens are not in the order of the image's rows, but picked by an index, sorted into blocks, or not made of "
     "patches at all. If they are in that order, name the layer and set `token_grid=(rows, columns)`"

@@ -16,6 +16,7 @@ from normgrad_lightning.isolated.inner_step import InnerStepPasses
 from normgrad_lightning.isolated.interrupts import failures_dropped, is_out_of_memory
 from normgrad_lightning.isolated.one_pass import NotFinite, NothingToRead
 from normgrad_lightning.isolated.pairs import LayerMaps
+from normgrad_lightning.layers.nested import floating_tensors
 
 
 class NeedsBatch(ValueError):
@@ -101,7 +102,8 @@ class Retry:
         if seen is None:
             if self._needs_batch(any):
                 raise NeedsBatch("is not finite", "is")
-            raise _without_statistics(problem) if updates == 0 else NotFinite(problem)
+            is_young = updates == 0 and all(bool(t.isfinite().all()) for t in floating_tensors(self._whole.batch))
+            raise _without_statistics(problem) if is_young else NotFinite(problem)
         if all(_are_dark(seen)) and self._needs_batch(all):
             raise NeedsBatch("has no gradient", "has one")
         return seen._replace(nothing_to_learn=self._is_learned(seen))

@@ -106,12 +106,12 @@ class StepCheck:
         if not was_watching or not trained or not sets or not sets[0].maps:
             return
         context = replace(context, labels=listed(context.labels))
-        self._check.names = context.names(context.labels or []) | self._check.names
         self._tell(context)
         trainer = self._trainer()
         pool = None if trainer is None else self._pool(trainer, context, sets[0], calls, outputs)
         if trainer is None or pool is None:
             return
+        self._check.names = context.names(pool.labels or []) | self._check.names
         if self._last_round_begins(context.step) and self._check.is_complete:
             self._began_last_round = True
             self._check.begin_round(context.step)

@@ -106,3 +106,7 @@ def seen_by(passes: Callable[[], Seen]) -> Seen:
         return Seen(skipped=1)
     except (NoLoss, NothingToRead) as error:
         return Seen(excuse=type(error)(str(error)))
+    except RuntimeError as error:
+        if "functorch" in str(error):
+            raise ValueError("passes cannot read a network that runs inside of `torch.func`, as `vmap`.") from error
+        raise

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from normgrad_lightning.check.network import NetworkCall, NetworkWatch, recognised, scores_in
 from normgrad_lightning.isolated.inner_step import InnerStep
 from normgrad_lightning.isolated.interrupts import memory_explained
-from normgrad_lightning.isolated.one_pass import NotFinite, NothingToRead
+from normgrad_lightning.isolated.one_pass import NothingToRead
 from normgrad_lightning.isolated.order1 import run_passes
 from normgrad_lightning.isolated.retry import WholeBatch
 from normgrad_lightning.isolated.sandbox import NoCollectives
@@ -90,16 +90,19 @@ class DefaultProbe:
         if call is None or context.labels is None:
             self._tries -= 1
             return Seen()
-        self._tries, self._last = _TRIES, context.step
+        self._last = context.step
         if not self._images.are_of(None):
             self._images.take_of_call(call, context.labels, context.settings.images)
         try:
-            return self._seen(trainer, context, call, layers)
-        except (NotFinite, NothingToRead):
+            seen = self._seen(trainer, context, call, layers)
+        except ValueError:  # layers outside of the network, or values that are not finite
+            self._tries -= 1
             return Seen()
         except Exception:
             self._tries = 0
             raise
+        self._tries = _TRIES
+        return seen
 
     def drop(self) -> None:
         """Take the hooks off, and let go of the step."""

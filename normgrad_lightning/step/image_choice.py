@@ -16,6 +16,8 @@ from normgrad_lightning.maths.signal import signal
 from normgrad_lightning.settings import ImageFlags
 
 RANDOM_SEED = 0
+MOST = 1000
+"""Classes to count for, at most."""
 
 
 class ImageChoice:
@@ -56,6 +58,8 @@ class ImageChoice:
             for label in sorted(waiting, key=lambda label: (self._times_shown[label], label))[: shown - len(chosen)]:
                 chosen.append(waiting[label].pop(0))
                 self._times_shown[label] += 1
+            if len(self._times_shown) > MOST:  # classes, or ids
+                self._times_shown.clear()
             waiting = {label: indices for label, indices in waiting.items() if indices}
         return sorted(chosen, key=lambda index: (labels[index], index))
 

@@ -38,15 +38,43 @@ class Messenger:
         self.on_error = on_error
         self.phrase: Callable[[str], str] = str
         self._known: set[str] = set()
+        self._holds = False
+        self._held: list[str] = []
 
     def start_over(self) -> None:
         """Tell everything once more: there is a new run."""
         self._known.clear()
+        self._held.clear()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Keep warnings back until `release`: if training fails in the same way, its own error says enough."""
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+
+    def release(self) -> None:
+        """Give the warnings that were kept back."""
+        held, self._held = self._held, []
+        for sentence in held:
+            warn(sentence)
+
+    def forget(self) -> None:
+        """Drop the warnings that were kept back."""
+        self._held.clear()
+
+    def _warn(self, sentence: str) -> None:
+        if self._holds:
+            self._held.append(self.phrase(sentence))
+        else:
+            warn(self.phrase(sentence))
 
     def warn_once(self, sentence: str, cause: str | None = None) -> None:
         """Warn, unless there was a warning of this cause (by default, with this sentence) before."""
         if self._is_new(cause or sentence):
-            warn(self.phrase(sentence))
+            self._warn(sentence)
 
     def problem(self, sentence: str) -> None:
         """Warn once of something that keeps maps from being shown; raise it if failures should stop training."""
@@ -78,7 +106,7 @@ class Messenger:
             kind = type(error).__name__
             is_new = self._is_new(f"{kind}: {error}")  # the same failure may show in several places
             if self._is_new(f"{doing}: {kind}") and is_new:
-                warn(self.phrase(f"NormGrad failed while {doing}; training continues. {kind}: {error}"))
+                self._warn(f"NormGrad failed while {doing}; training continues. {kind}: {error}")
 
     def _is_new(self, cause: str) -> bool:
         is_new = cause not in self._known

@@ -5,6 +5,7 @@ A data loader is never asked for a batch, which would change the random numbers 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ BY_DEFAULT = "network"
 """Whose images a checkpoint has if they were taken by default, as the network was called with them."""
 
 MOST_BATCHES = 8
-"""Maximum validation batches to sample: validation data is often sorted, and a batch then has one class."""
+"""Maximum validation batches to sample before training: validation data is often sorted, and a batch has one class."""
 
 _PLAIN = (str, int, float, bool, type(None))
 _PLAIN_CONTAINERS = (dict, OrderedDict, list, tuple)
@@ -51,8 +52,9 @@ class ProbeImages:
 
     def forget(self) -> None:
         """Have no images."""
-        self._left = 0
+        self._left: float = 0
         self._saw_validation = False
+        self._chooses_anew = self._has_chosen_anew = False
         self._of: Any = None
         self.batch: Any = None
         self.labels: list[int] | None = None
@@ -79,6 +81,8 @@ class ProbeImages:
         if not isinstance(which.probe, str) or which.probe != of:
             return
         with self._messenger.guard("taking images for the probe"):
+            if self._chooses_anew and not module.trainer.sanity_checking:
+                self._begin_anew()
             if not self.are_of(of):
                 self.take(of, module, batch, which)
             elif self.may_change:
@@ -91,18 +95,25 @@ class ProbeImages:
             self.take_all(context.module, probe)
         if not self.are_of(probe):
             return False
-        self._warn_of_one_class(context)
+        self._look_for_classes(context)
         self.settle()
         return True
 
-    def _warn_of_one_class(self, context: StepContext) -> None:
-        """Warn if the images are of one class, and training has others."""
+    def _look_for_classes(self, context: StepContext) -> None:
+        """Choose anew in the first whole validation if these images are of one class, and training has others."""
         known = {label for label in self.labels or () if label >= 0}
-        if self.may_change and len(known) == 1 < len(set(context.labels or ())):
+        if self._of != "val" or len(known) != 1 or len(set(context.labels or ())) < 2:
+            return
+        if self._has_chosen_anew:
             self._messenger.warn_once(
-                "NormGrad follows images of one class: the validation batches that came by before had no other. Let "
-                "Lightning look at more of them, `Trainer(num_sanity_val_steps=8)`, or give a batch, `probe=batch`."
+                "NormGrad follows images of one class: validation has no other. To follow others, give a batch in "
+                "code: `probe=batch`."
             )
+        self._chooses_anew = not self._has_chosen_anew
+
+    def _begin_anew(self) -> None:
+        """Have no images again, and look through all batches of this validation."""
+        self._of, self._chooses_anew, self._has_chosen_anew = None, False, True
 
     def conclude(self, settings: Settings) -> None:
         """Warn if there was no validation batch to take images of."""
@@ -131,7 +142,8 @@ class ProbeImages:
             ) from error
         self.labels = None if labels is None else [labels[index] for index in indices]
         self._of = of
-        self._left = MOST_BATCHES - 1 if of == "val" and not self._has_all_classes(module, which) else 0
+        more = math.inf if self._has_chosen_anew else MOST_BATCHES - 1
+        self._left = more if of == "val" and not self._has_all_classes(module, which) else 0
 
     def take_of_call(self, call: NetworkCall, labels: Sequence[int], which: ImageFlags) -> None:
         """Copy a few images as the network was called with them, classes in turn."""
@@ -146,6 +158,8 @@ class ProbeImages:
         labels, known = labels_of(module, batch), self.labels
         if labels is None or known is None:
             self.settle()
+            return
+        if set(labels) <= set(known) and len(known) >= which.num_images:
             return
         with suppress(CannotSlice, DoNotFit):
             if len(labels) != batch_size(batch):

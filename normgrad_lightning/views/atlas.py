@@ -16,7 +16,7 @@ import torch
 
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page, Picture
-from normgrad_lightning.views.class_signal import only
+from normgrad_lightning.views.class_signal import TAGGED, only
 from normgrad_lightning.views.colours import SIGNED_COLORMAP, colours_of
 from normgrad_lightning.views.drawing import Pixels, in_steps, jpeg, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
@@ -33,7 +33,6 @@ LIMITS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 _TILE = 96
 _NARROWEST = 2 / 3  # of a tile, width by height: the numbers above it need room
-_FIRST = 24  # classes whose first event is remembered
 _LONGEST = 12  # letters of a class
 
 
@@ -100,9 +99,9 @@ class Atlas:
             pixels = self._drawn(name, means, lift_of, seen, style, namer)
             pictures.append(Picture(namer.picture_tag("atlas", name), jpeg(pixels), *pixels.shape[:2]))
             first = self._first.setdefault(name, {})
-            first |= {label: lift_of[label] for label in seen[: _FIRST - len(first)] if label not in first}
+            first |= {label: lift_of[label] for label in seen[: TAGGED - len(first)] if label not in first}
             if name == COMBINED and len(lift_of) > 1:
-                tags = namer.tags("hot_spot", seen)
+                tags = namer.tags("hot_spot", [label for label in seen if label in first])
                 scalars = {tag: float(lift_of[label].max()) for label, tag in tags.items()}
         self._sums = {name: {label: m / 2 for label, m in sums.items()} for name, sums in self._sums.items()}
         self._counts = {label: count / 2 for label, count in self._counts.items()}

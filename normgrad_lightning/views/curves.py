@@ -9,6 +9,7 @@ import numpy as np
 
 from normgrad_lightning.maps import MapSet, numbered_tags
 from normgrad_lightning.page import Page
+from normgrad_lightning.views.class_signal import TAGGED
 from normgrad_lightning.views.pooled_batch import PooledBatch
 from normgrad_lightning.views.statistics import border_share, concentration, share_on_object
 from normgrad_lightning.views.style import Style
@@ -45,6 +46,7 @@ class Curves:
 
     def __init__(self) -> None:
         self._drift = Drift()
+        self._tagged: dict[int, None] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -81,7 +83,9 @@ class Curves:
         if namer is None:
             return None
         scalars = {_tag(namer.group, name): mean.value for name, mean in self._layers.items()}
-        labels = [label for label in shown if label in self._on_object and label != ALL]
+        known = [label for label in shown if label in self._on_object and label != ALL]
+        self._tagged |= dict.fromkeys(known)
+        labels = [label for label in known if label in list(self._tagged)[:TAGGED]]
         tags = namer.tags("share_on_object_by_class", labels)
         scalars |= {tag: self._on_object[label].value for label, tag in tags.items()}
         self._reset()

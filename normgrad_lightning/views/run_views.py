@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.views.catalogue import VIEWS, collects
-from normgrad_lightning.views.class_signal import ClassSignal
+from normgrad_lightning.views.class_signal import ClassSignal, IdWatch
 from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.pooled_batch import Guard, pooled_batch
 from normgrad_lightning.views.style import Style
@@ -22,7 +23,7 @@ class RunViews:
 
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {view: view() for view in VIEWS.values() if isinstance(view, type)}
-        self._signal = ClassSignal()
+        self._signal, self._ids = ClassSignal(), IdWatch()
         self["tab"].patches, self["tab"].atlas = self["patches"], self["atlas"]
 
     def __getitem__(self, name: str) -> Any:
@@ -37,9 +38,12 @@ class RunViews:
 
     def add(self, batch: MapSet, style: Style, flags: ViewFlags, guard: Guard = nullcontext) -> None:
         """Let the views that collect take what they need of a batch."""
-        pooled = pooled_batch(batch, guard=guard)
+        are_ids = self._ids.are_ids(batch)
+        pooled = pooled_batch(replace(batch, labels=None) if are_ids else batch, guard=guard)
         if pooled is None:
             return
+        if are_ids:
+            self._signal.forget_classes()
         self._signal.add(pooled)
         for name, view in flags.chosen.items():
             if collects(view):

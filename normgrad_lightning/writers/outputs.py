@@ -9,6 +9,7 @@ from normgrad_lightning.page import Page
 from normgrad_lightning.step.messages import Messenger
 from normgrad_lightning.writers.destinations import Writer
 from normgrad_lightning.writers.tab_report import TabReport
+from normgrad_lightning.writers.tensorboard import TensorBoardWriter
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -22,9 +23,6 @@ class Outputs:
         without_writers: what to announce if nobody takes pictures.
         writers: one for each destination.
         notes: what to warn of when the first page is written.
-
-    Attributes:
-        report: the page of the NormGrad tab as a file.
     """
 
     def __init__(
@@ -35,7 +33,8 @@ class Outputs:
         self._without_writers = without_writers
         self._notes = notes
         self._is_announced = False
-        self.report = TabReport(messenger)
+        self._report = TabReport(messenger)
+        self._working: Sequence[Writer] = ()
 
     def write(self, pages: Sequence[Page]) -> list[Writer]:
         """Write what is on these pages, of one step, as one page. Return the writers that have written it."""
@@ -49,7 +48,8 @@ class Outputs:
                     writer.write(page)
                     written.append(writer)
             with self._messenger.guard("keeping what the report shows"):
-                self.report.add(page, written)
+                self._report.add(page, written)
+        self._working = written or self._working
         return written
 
     def announce(self, trainer: Trainer, written: Sequence[Writer], about: Iterable[str]) -> None:
@@ -68,6 +68,14 @@ class Outputs:
         where = f"Pictures go to {places_of(written)}." if written else self._without_writers
         sentences = " ".join(filter(None, [*about, where]))
         self._messenger.announce(trainer, sentences, cause="what is read, and where it goes")
+
+    def conclude(self, trainer: Trainer, *, with_report: bool) -> None:
+        """Write the page of the NormGrad tab as one file, if it is wanted; say where to look, once."""
+        if (with_report and self._report.write(trainer)) or not self._working:
+            return
+        of_tensorboard = [writer.folder for writer in self._working if isinstance(writer, TensorBoardWriter)]
+        command = "".join(f" To look: `tensorboard --logdir {folder}`." for folder in of_tensorboard)
+        self._messenger.announce(trainer, f"NormGrad: pictures are in {places_of(self._working)}.{command}")
 
 
 def places_of(writers: Sequence[Writer]) -> str:

@@ -45,15 +45,16 @@ class TabReport:
                 Page(page.step, scalars=page.scalars, blobs=page.blobs)
             )
 
-    def write(self, trainer: Trainer) -> None:
-        """Write the report into each local folder and to each store that takes files, and say where to look."""
-        paths = []
+    def write(self, trainer: Trainer) -> bool:
+        """Write the report into each local folder and to each store that takes files. Return whether it said where."""
+        paths, has_said = list[Path](), False
         for folder in _folders(self._written):
             with self._messenger.guard("writing the report"):
                 path = _write(folder, Path(folder, *(() if Path(folder).name == PLUGIN else (PLUGIN,)), NAME))
                 paths.append(path)
                 tabs = [one for one in self._written if isinstance(one, TensorBoardWriter) and one.folder == folder]
                 self._messenger.announce(trainer, f"NormGrad: open {path}{_tab(folder) if tabs else ''}.")
+                has_said = True
         if self._spare is not None:
             with self._messenger.guard("writing the report"):
                 paths.append(_write(self._spare.name, Path(self._spare.name, NAME)))
@@ -62,9 +63,11 @@ class TabReport:
                 with self._messenger.guard(f"writing the report to {writer.where}"):
                     where = writer.log_report(paths[0], f"{self._group}/{NAME}")
                     self._messenger.announce(trainer, f"NormGrad: open {where}.")
+                    has_said = True
         if self._spare is not None:
             self._spare.cleanup()
             self._spare = None
+        return has_said
 
 
 def _write(run: str, path: Path) -> Path:

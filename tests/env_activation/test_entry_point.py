@@ -41,7 +41,7 @@ WRITTEN = {
     "num_images": [("3", 3)],
     "images": [("hardest", "hardest")],
     "classes": [("cat,dog", ["cat", "dog"]), ("cat", ["cat"]), ("none", None)],
-    "probe": [("val", "val"), ("train", "train"), ("none", None)],
+    "probe": [("val", "val"), ("train", "train"), ("none", None), ("0", False)],
     "views": [("patches", ("patches",)), ("overview,atlas", ("overview", "atlas")), ("none", None)],
     "read_every_n_steps": [("25", 25)],
     "budget": [("0.05", 0.05), ("none", None)],
@@ -322,8 +322,9 @@ def test_without_a_logger_the_panels_are_files_where_lightning_logs(lightning, t
     assert [path.name for path in (tmp_path / "watched").iterdir()] == ["lightning_logs"]
     files = {str(path.relative_to(folder)) for path in (tmp_path / "watched").rglob("*.jpg")}
     of_classes = [f"{view}/{of}" for view in ("1_patches", "4_atlas") for of in ("0_combined", "02_net.stage3")]
-    of_all = [f"normgrad/{tag}" for tag in ("5_overview/0_order0", *of_classes)]
-    tags = [*of_all, *(f"normgrad_order0/0{i}_net.stage{i + 1}" for i in range(3))]
+    of_all = [f"normgrad/{tag}" for tag in ("5_overview/0_order0", "3_probe/0_order0", *of_classes)]
+    groups = ("normgrad_order0", "normgrad_probe_order0")
+    tags = [*of_all, *(f"{group}/0{i}_net.stage{i + 1}" for group in groups for i in range(3))]
     assert files == {f"{tag}/step_0000000{step}.jpg" for tag in tags for step in (0, 5)}
     assert f"Pictures go to {folder}" in caplog.text
     assert same(plain.lightning_module.state_dict(), watched.lightning_module.state_dict())

@@ -142,7 +142,7 @@ def test_training_keeps_every_bit(tmp_path, flags):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_lightning_runs_it(tmp_path, package):
-    callback = NormGradCallback(every_n_steps=2, views=ALL_VIEWS, on_error="raise")
+    callback = NormGradCallback(every_n_steps=2, views=ALL_VIEWS, probe=False, on_error="raise")
     trainer = fit(lit(PACKAGES[package]), [callback], tmp_path, PACKAGES[package])
     assert panels(trainer) == {
         "normgrad_order0/00_net.stage1": [0, 2, 4, 5],
@@ -272,7 +272,7 @@ def test_steps_that_come_in_twos_are_not_missed(tmp_path):
 
 
 def test_validation_and_sanity_checks_are_not_recorded(tmp_path):
-    callback = NormGradCallback(every_n_steps=1, views=ALL_VIEWS, on_error="raise")
+    callback = NormGradCallback(every_n_steps=1, views=ALL_VIEWS, probe=False, on_error="raise")
     module = lit()
     trainer = pytorch_lightning.Trainer(
         max_epochs=1,
@@ -335,12 +335,13 @@ def test_random_images_are_drawn_anew_and_go_on_after_a_resume(tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_schedule(tmp_path):
-    first = NormGradCallback(every_n_steps=4, views=ALL_VIEWS)
+    first = NormGradCallback(every_n_steps=4, views=ALL_VIEWS, probe=False)
     trainer = fit(lit(), [first], tmp_path, max_epochs=1)
     assert next(iter(panels(trainer).values())) == [0, 4, 5]
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     again = pytorch_lightning.Trainer(
-        max_epochs=2, callbacks=[NormGradCallback(every_n_steps=4, views=ALL_VIEWS)], default_root_dir=tmp_path,
+        max_epochs=2, default_root_dir=tmp_path,
+        callbacks=[NormGradCallback(every_n_steps=4, views=ALL_VIEWS, probe=False)],
         accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     again.fit(lit(), data(), ckpt_path=tmp_path / "a.ckpt")
@@ -390,7 +391,7 @@ def test_between_events_the_model_has_no_hooks(tmp_path):
 
 
 def test_one_callback_serves_two_fits(tmp_path):
-    callback = NormGradCallback(every_n_steps=4, views=ALL_VIEWS)
+    callback = NormGradCallback(every_n_steps=4, views=ALL_VIEWS, probe=False)
     for i in range(2):
         trainer = fit(lit(), [callback], tmp_path / str(i))
         assert next(iter(panels(trainer).values())) == [0, 4, 5]
@@ -560,7 +561,7 @@ def test_without_a_logger_there_are_maps_but_no_files(tmp_path, options):
 
 
 def test_a_logger_without_images_gets_files(tmp_path):
-    callback = NormGradCallback(every_n_steps=3, views=ALL_VIEWS, on_error="raise")
+    callback = NormGradCallback(every_n_steps=3, views=ALL_VIEWS, probe=False, on_error="raise")
     _, told, trainer = finished(tmp_path, callback, logger=CSVLogger(tmp_path))
     folder = f"{trainer.logger.log_dir}/normgrad"
     assert told == []
@@ -571,7 +572,7 @@ def test_a_logger_without_images_gets_files(tmp_path):
 
 def test_every_logger_gets_the_panels(tmp_path):
     loggers = [TensorBoardLogger(tmp_path, "a"), CSVLogger(tmp_path, "b"), TensorBoardLogger(tmp_path, "c")]
-    fit(lit(), [NormGradCallback(views=ALL_VIEWS, on_error="raise")], tmp_path, logger=loggers)
+    fit(lit(), [NormGradCallback(views=ALL_VIEWS, probe=False, on_error="raise")], tmp_path, logger=loggers)
     for board in (loggers[0], loggers[2]):
         events = EventAccumulator(board.log_dir)
         events.Reload()
@@ -592,7 +593,7 @@ def test_a_folder_that_cannot_be_written_any_more_is_one_warning(tmp_path):
 
         module.on_train_batch_start = lose_the_folder
 
-    callback = NormGradCallback(every_n_steps=1, views=ALL_VIEWS)
+    callback = NormGradCallback(every_n_steps=1, views=ALL_VIEWS, probe=False)
     weights, told, _ = finished(tmp_path / "run", callback, sabotage, logger=CSVLogger(tmp_path / "run"))
     assert all(map(torch.equal, plain, weights))
     # and a panel for each layer; the pages of the second event come too late
@@ -610,7 +611,7 @@ def test_a_writer_that_fails_does_not_keep_the_others_from_writing(tmp_path):
     broken._version = 0
     (tmp_path / "broken" / "version_0" / "normgrad").write_text("in the way")
     with pytest.warns(UserWarning, match="NormGrad failed while writing to"):
-        fit(lit(), [NormGradCallback(every_n_steps=3, views=ALL_VIEWS)], tmp_path, logger=[broken, sound])
+        fit(lit(), [NormGradCallback(every_n_steps=3, views=ALL_VIEWS, probe=False)], tmp_path, logger=[broken, sound])
     events = EventAccumulator(sound.log_dir)
     events.Reload()
     tags = [*OF_ALL_LAYERS, *(f"normgrad_order0/0{i}_net.stage{i + 1}" for i in range(3))]
@@ -723,7 +724,7 @@ def test_scripted_parts_take_no_hooks_and_do_no_harm(tmp_path):
 
 def test_two_callbacks_on_one_layer_do_not_overwrite_each_other(tmp_path):
     callbacks = [
-        NormGradCallback(layers="net.stage1.conv1", target=target, views=ALL_VIEWS, on_error="raise")
+        NormGradCallback(layers="net.stage1.conv1", target=target, views=ALL_VIEWS, probe=False, on_error="raise")
         for target in ("output", "weight")
     ]
     trainer = fit(lit(), callbacks, tmp_path)
@@ -794,7 +795,7 @@ WAYS = ["automatic", "manual", "its own backward"]
 
 @pytest.mark.parametrize("how", WAYS)
 def test_nothing_is_said_of_batches_that_are_skipped_before_the_first_maps(tmp_path, how):
-    callback = NormGradCallback(every_n_steps=1, views=ALL_VIEWS)
+    callback = NormGradCallback(every_n_steps=1, views=ALL_VIEWS, probe=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer = fit(Skips(2, how), [callback], tmp_path)
@@ -945,7 +946,7 @@ def test_maps_without_an_image_are_drawn_on_grey(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    callback = NormGradCallback(layers="embed", token_grid=(8, 12), views=ALL_VIEWS, on_error="raise")
+    callback = NormGradCallback(layers="embed", token_grid=(8, 12), views=ALL_VIEWS, probe=False, on_error="raise")
     trainer = fit(Patches(), [callback], tmp_path)
     assert callback.maps["embed"].shape == (4, 8, 12)
     assert callback.inputs is None

@@ -30,6 +30,7 @@ from normgrad_lightning import (
     order1_maps,
     select_layers,
 )
+from normgrad_lightning.env_activation.environment_callback import in_variables
 
 Rows = list[tuple[Any, ...]]
 Runs = dict[str, tuple[Any, ...]]
@@ -336,6 +337,32 @@ def normalised_over_the_batch(module: Lit, batch: Any) -> torch.Tensor:
     return F.batch_norm(module.net(batch[0]), None, None, training=True)[:, 0].pow(3).sum()
 
 
+def mapped(module: Lit, batch: Any) -> torch.Tensor:
+    """The mean loss, as `vmap` gives it for each image."""
+    weights = dict(module.net.named_parameters())
+    return torch.func.vmap(lambda *one: loss_of_one(module, weights, *one))(*batch).mean()
+
+
+def loss_of_one(module: Lit, weights: Any, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(torch.func.functional_call(module.net, weights, (image[None],)), label[None])
+
+
+class PerImage(OwnSteps):
+    """Takes the gradient of each image, as private training does: what its hooks see is of no step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        weights = {name: p.detach() for name, p in self.net.named_parameters()}
+        gradient = torch.func.grad(lambda *args: loss_of_one(self, *args))
+        gradients = torch.func.vmap(gradient, (None, 0, 0))(weights, *batch)
+        for name, p in self.net.named_parameters():
+            p.grad = gradients[name].mean(0)
+
+
+def normalised() -> Lit:
+    """A module with BatchNorm that has no statistics yet."""
+    return Lit(nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4), rest=network()[2:])))
+
+
 def frozen() -> Lit:
     module = Lit()
     module.net.conv.requires_grad_(False)
@@ -350,7 +377,7 @@ def validated(at: Any, batch: Any, probe: Any) -> None:
     module = Lit()
     module.validation_step = lambda batch, batch_idx: None
     callback = NormGradCallback(every_n_steps=1, layers="net.conv", probe=probe)
-    trainer(at, callbacks=[callback]).fit(module, loader(), loader(batch))
+    trainer(at, callbacks=[callback], max_epochs=2).fit(module, loader(), loader(batch))
 
 
 def beside_others(at: Any) -> None:
@@ -386,6 +413,13 @@ WARNINGS: Runs = {
         lambda at: trainer(at, callbacks=[NormGradCallback()]).fit(Lit(), DataLoader(OddNames([BATCH]), None)),
         "classes", "nobody knows",
     ),
+    "too few names": (lambda at: fit(at, Lit(), classes=["cat"]), "`classes`", "1 names", "label 1"),
+    "inside of torch.func": (lambda at: fit(at, PerImage(), layers="auto"), "`torch.func`", "`vmap`"),
+    "order 1 inside of torch.func": (
+        lambda at: fit(at, Lit(step=mapped), per_image=False, **ORDER1), "order-1", "`torch.func`",
+    ),
+    "images of one pixel": (lambda at: fit(at, Lit(), (IMAGES[..., :1, :1], LABELS), layers="auto"), "one pixel"),
+    "images with NaN": (lambda at: fit(at, normalised(), (IMAGES.log(), LABELS), **ORDER1), "NaN", "skips"),
     "a layer without a grid": (lambda at: fit(at, Lit(), layers="net.head"), "'net.head'", "(2, 5)", "pool"),
     "a frozen layer": (lambda at: fit(at, frozen()), "'net.conv'", "frozen"),
     "a layer that takes no hooks": (
@@ -393,7 +427,9 @@ WARNINGS: Runs = {
         "no hooks here",
     ),
     "called around hooks": (lambda at: fit(at, Lit(step=called_around_its_hooks)), "`layer(x)`", "`layer.forward(x)`"),
-    "a loss of zero": (lambda at: fit(at, Lit(step=lambda m, b: 0 * cross_entropy(m.net, b))), "'net.conv'", "zero"),
+    "a loss of zero": (
+        lambda at: fit(at, Lit(step=lambda m, b: 0 * cross_entropy(m.net, b))), "'net.conv'", "the loss is zero",
+    ),
     "a loss of nan": (lambda at: fit(at, Lit(step=lambda m, b: of_nan(m.net, b))), "finite", "`callback.skipped`"),
     "no backward": (lambda at: fit(at, NoSteps()), "backward"),
     "a mean for two channels": (lambda at: logged(at, mean=[0.5, 0.5], views="panels"), "`mean`", "3", "2"),
@@ -427,6 +463,65 @@ def test_what_goes_wrong_while_training_is_one_warning(name, tmp_path):
     assert len([text for text in texts if not missing(words, text)]) == 1, texts
 
 
+@pytest.mark.parametrize("flags", [{"probe": "train"}, ORDER1], ids=["a probe", "order 1"])
+def test_a_step_that_fails_is_not_said_to_go_on(flags, tmp_path):
+    def run() -> None:
+        with pytest.raises(KeyError, match="nothing of that name"):
+            fit(tmp_path, Lit(step=lambda module, batch: {}["nothing of that name"]), **flags)
+
+    assert warned(run) == []
+
+
+# ---------------------------------------------------------------- what messages advise
+
+
+class Losses(OwnSteps):
+    """Optimises by hand, and has the loss that messages ask for."""
+
+    def normgrad_loss(self, batch: Any) -> torch.Tensor:
+        return cross_entropy(self.net, batch)
+
+
+def with_own_loss() -> Lit:
+    module = Lit(more=iter([1]))
+    module.normgrad_loss = lambda batch: cross_entropy(module.net, batch)
+    return module
+
+
+REMEDIES: dict[str, Callable[[Any], object]] = {
+    "`enabled=False`": lambda at: fit(at, Lit(), enabled=False),
+    "`probe=next(iter(loader))`": lambda at: fit(at, Lit(), probe=next(iter(loader()))),
+    '`target="output"`': lambda at: fit(at, Lit(), grad_cam=True, target="output"),
+    "def normgrad_loss, order 1": lambda at: fit(at, Losses(), **ORDER1),
+    "def normgrad_loss, a probe": lambda at: fit(at, Losses(), probe="train"),
+    "def normgrad_loss, compiled": lambda at: fit(at, Losses(torch.compile(network(), backend="eager"))),
+    "def normgrad_loss, an iterator": lambda at: fit(at, with_own_loss(), per_image=False, **ORDER1),
+    '`probe="train"`': lambda at: fit(at, Lit(), probe="train"),
+    "`probe=batch`": lambda at: validated(at, (IMAGES, 0 * LABELS), BATCH),
+    "`probe=False`": lambda at: fit(at, Lit(), probe=False),
+    "`per_image=False`, parts": lambda at: fit(at, Lit(), UNCUTTABLE, per_image=False, **ORDER1),
+    "`per_image=False`, a batch": lambda at: fit(at, Lit(step=normalised_over_the_batch), per_image=False, **ORDER1),
+    "`per_image=False`, in a call": lambda at: order1_maps(network(), compared, BATCH, "conv", per_image=False),
+    "`order0_maps`": lambda at: order0_maps(torch.compile(network(), backend="eager"), cross_entropy, BATCH, "conv"),
+    "`.mean()`": lambda at: order0_maps(network(), lambda *both: no_scalar(*both).mean(), BATCH, "conv"),
+    "`score_fn=`": lambda at: grad_cam_maps(network(), BATCH, score_fn=lambda *both: no_scalar(*both).mean()),
+    "lambda model, batch": lambda at: order0_maps(
+        network(), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), BATCH
+    ),
+    "`signed=True`": lambda at: log_maps(at, {"a": -torch.ones(2, 2, 2)}, None, 0, signed=True),
+    "`token_grid=(rows, columns)`": lambda at: read(Branch(lambda x: tokens(x)[:, :50]), token_grid=(5, 10)),
+    "`channels_last=True`": lambda at: read(Branch(lambda x: x.movedim(1, -1)), channels_last=True),
+    "a name for each class": lambda at: fit(at, Lit(), classes=["cat", "dog", "owl", "ape", "bee"]),
+    "an earlier layer": lambda at: fit(at, Lit(), layers="net.act"),
+}
+"""What messages advise, taken: nothing is wrong any more."""
+
+
+@pytest.mark.parametrize("remedy", REMEDIES)
+def test_what_a_message_advises_works(remedy, tmp_path):
+    assert warned(lambda: REMEDIES[remedy](tmp_path)) == []
+
+
 def test_a_warning_that_is_made_an_error_does_not_end_training(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("pytorch_lightning"), "propagate", True)
     with warnings.catch_warnings():
@@ -452,6 +547,24 @@ def test_what_a_script_cannot_give_to_the_environment_is_one_warning(
     monkeypatch.setenv(variable, value)
     texts = warned(lambda: trainer(tmp_path).fit(module(), loader()))
     assert len([text for text in texts if not missing((variable, *words), text)]) == 1, texts
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NORMGRAD_EVERY_N_STEPS", "0"), ("NORMGRAD_LAYER", "a")])
+def test_an_error_about_a_variable_has_a_short_traceback(variable, value, tmp_path, monkeypatch):
+    monkeypatch.setenv("NORMGRAD", "1")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=variable) as caught:
+        trainer(tmp_path)
+    assert [entry.path.name for entry in caught.traceback if "normgrad_lightning" in str(entry.path)] == [
+        "entry_point.py"
+    ]
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_variable_is_advised_only_where_it_can_say_it():
+    told = in_variables('Set `per_image=False`, or `probe=batch`, or `probe="train"`, or `probe=False`.')
+    assert told == "Set `NORMGRAD_PER_IMAGE=0`, or `probe=batch`, or `NORMGRAD_PROBE=train`, or `NORMGRAD_PROBE=0`."
 
 
 def test_flags_without_the_switch_are_one_warning(monkeypatch, tmp_path):
@@ -536,6 +649,11 @@ UNREADABLE: Runs = {
     "out of order": (lambda: read(Branch(lambda x: tokens(x)[:, torch.arange(63, -1, -1)])), "'odd'", "order"),
     "windows": (lambda: read(Branch(windows())), "'odd'", "windows", "`channels_last=True`"),
     "no tensor": (lambda: read(Branch(lambda x: x.argmax(1))), "'odd'", "tensor"),
+    "complex": (
+        lambda: read(Branch(nn.Sequential(Then(torch.fft.fft2), Then(torch.abs))), "odd.0"),
+        "'odd.0'",
+        "floating-point",
+    ),
     "detached": (lambda: read(Branch(torch.Tensor.detach), ["conv", "odd"]), "'odd'", "detach"),
     "no image": (lambda: read(nn.Sequential(nn.Linear(4, 1)), "auto", torch.ones(2, 4)), "image", "(N, C, H, W)"),
     "no grid at all": (lambda: read(nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), "auto"), "grid", "flatten"),

@@ -125,7 +125,7 @@ def test_a_probe_changes_no_bit_and_its_maps_are_those_of_the_same_images_at_eac
             for kind in ("order1", "adversarial"):
                 of_two = order1(moment, WithValidation, LAYERS, tuple, adversarial=kind == "adversarial")
                 assert_close({k: m[:2] for k, m in sets[f"probe_{kind}"].maps.items()}, of_two, 1e-4)
-    tags = panels(watched.trainer)
+    tags = panels(watched.trainer, probe=True)
     assert tags["normgrad_probe_order0/00_net.stage1"] == [0, 1, 2, 3, 4, 5]
     assert tags["normgrad_probe_contrast/02_net.stage3"] == [0, 3, 5]
     assert tags["normgrad_order0/00_net.stage1"] == [0, 1, 2, 3, 4, 5]
@@ -147,7 +147,7 @@ def test_grad_cam_of_the_probe_comes_in_the_same_pass(tmp_path):
         assert_close_all(sets["probe_order0"].maps, order0_maps(module, lambda m, b: m.loss(b), OWN, LAYERS))
         wanted = grad_cam_maps(module, OWN, LAYERS, loss_fn=lambda m, b: m.loss(b))
         assert_close_all(sets["probe_grad_cam"].maps, wanted, 1e-4)
-    assert panels(watched.trainer)["normgrad_probe_grad_cam/00_net.stage1"] == [0, 1, 2, 3, 4, 5]
+    assert panels(watched.trainer, probe=True)["normgrad_probe_grad_cam/00_net.stage1"] == [0, 1, 2, 3, 4, 5]
     with Image.open(film_of(watched)) as film:
         assert film.n_frames == 6
 
@@ -249,23 +249,25 @@ def test_a_probe_of_sorted_validation_data_has_all_classes_of_the_first_batches(
     assert seen.at[3]["probe_order0"].labels == [0, 0, 1, 2]
 
 
-def test_no_more_than_eight_validation_batches_are_looked_at_and_none_once_there_are_maps(tmp_path):
-    fit = sorted_validation(90)  # ten batches of each class
-    callback = watching(probe="val", num_images=4, order1_every_n_steps=None)
-    run = train(WithValidation, tmp_path, callback, fit=fit, num_sanity_val_steps=-1, val_check_interval=2)
-    (told,) = run.warned if run.warned else [""]
-    assert callback.latest["probe_order0"].labels == [0, 0, 0, 0]
-    assert torch.equal(callback.latest["probe_order0"].images[:3], batch(90, seed=3)[0][:3])
-    assert told == ""  # eight batches were looked at: there is nothing that the user could do
+def test_images_of_one_class_are_chosen_anew_in_the_first_whole_validation(tmp_path):
+    fit = sorted_validation(90)  # ten batches of each class: the sanity check sees one of them
+    flags = {"num_images": 4, "order1_every_n_steps": None}
+    _, _, seen = both(tmp_path, "val", fit=fit, num_sanity_val_steps=2, val_check_interval=2, flags=flags)
+    assert [seen.at[step]["probe_order0"].labels for step in (0, 1)] == [[0, 0, 0, 0]] * 2
+    assert [seen.at[step]["probe_order0"].labels for step in (2, 3, 4, 5)] == [[0, 0, 1, 2]] * 4
+    images = batch(90, seed=3)[0]
+    for step in (2, 5):  # chosen once, and then followed
+        assert torch.equal(seen.at[step]["probe_order0"].images, images[[0, 1, 30, 60]])
 
 
-def test_images_of_one_class_in_a_run_with_several_are_a_warning_that_says_what_to_do(tmp_path):
+def test_validation_of_one_class_in_a_run_with_several_is_a_warning_that_says_what_to_do(tmp_path):
+    images, _ = batch(6, seed=3)
+    of_one = {"val_dataloaders": DataLoader(TensorDataset(images, torch.zeros(6).long()), batch_size=3)}
     callback = watching(probe="val", num_images=4, order1_every_n_steps=None)
-    run = train(WithValidation, tmp_path, callback, fit=sorted_validation(), num_sanity_val_steps=2)
+    run = train(WithValidation, tmp_path, callback, fit=of_one, num_sanity_val_steps=2, val_check_interval=2)
     (told,) = run.warned
-    assert told.startswith("NormGrad follows images of one class")
-    assert "`Trainer(num_sanity_val_steps=8)`" in told
-    assert "`probe=batch`" in told
+    assert told.startswith("NormGrad follows images of one class: validation has no other.")
+    assert told.endswith("`probe=batch`.")
 
 
 def test_batches_are_joined_whatever_they_are_made_of():
@@ -417,12 +419,12 @@ def test_a_copy_of_the_callback_follows_the_same_images(tmp_path):
 
 
 def test_the_flag_can_change_between_events(tmp_path):
-    callback = watching(probe=None, order1_every_n_steps=None)
+    callback = watching(probe=False, order1_every_n_steps=None)
     own = batch(3, seed=4)
 
     class Changes(pl.Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            callback.probe = {0: None, 1: "train", 2: "train", 3: own, 4: own, 5: None}[trainer.global_step]
+            callback.probe = {0: False, 1: "train", 2: "train", 3: own, 4: own, 5: False}[trainer.global_step]
             shown.append(callback.latest.get("probe_order0"))
 
     shown: list[Any] = []
@@ -521,7 +523,7 @@ def test_the_environment_cannot_end_a_run_that_has_no_loss_for_a_probe(tmp_path,
     (told,) = run.warned
     assert told.startswith("NormGrad ignores NORMGRAD_PROBE, and training goes on without a probe. `probe`: ")
     assert list(callback.latest) == ["order0"]
-    assert callback.probe is None
+    assert callback.probe is False
 
 
 class CompiledNet(WithValidation):
@@ -547,7 +549,7 @@ def test_half_precision_and_accumulated_batches(tmp_path):
 
 def test_the_batch_takes_one_inner_step_if_that_is_asked_for(tmp_path):
     _, watched, seen = both(tmp_path, OWN, flags={"per_image": False})
-    assert "normgrad_probe_order1_batch/00_net.stage1" in panels(watched.trainer)
+    assert "normgrad_probe_order1_batch/00_net.stage1" in panels(watched.trainer, probe=True)
     assert len(seen.at[0]["probe_order1"].maps["net.stage1"]) == 3
 
 
@@ -612,12 +614,12 @@ def test_a_batch_that_training_skips_has_no_maps_of_the_probe_and_the_event_wait
 
     callback = watching(probe=OWN, order1_every_n_steps=None)
     run = train(Skips, tmp_path, callback)
-    assert panels(run.trainer)["normgrad_probe_order0/00_net.stage1"] == [2, 3, 4, 5]
+    assert panels(run.trainer, probe=True)["normgrad_probe_order0/00_net.stage1"] == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("wrong", ["training", 3, True, [], ["a.jpg"], {"images": 1}])
 def test_what_is_no_probe_is_an_error_at_once(wrong):
-    with pytest.raises(ValueError, match=r"^`probe`: expected None, 'train', 'val' or, in code, a batch"):
+    with pytest.raises(ValueError, match=r"^`probe`: expected None, False, 'train', 'val' or, in code, a batch"):
         NormGradCallback(probe=wrong)
 
 
@@ -642,7 +644,7 @@ def test_a_run_with_a_probe_leaves_a_film_and_one_without_none(tmp_path):
     with Image.open(film_of(run)) as film:
         assert film.n_frames == 6
     assert pictures(run.trainer)["normgrad/film"] == [5]
-    twice(tmp_path / "without", order1_steps=None, flags={"order1_every_n_steps": None})
+    twice(tmp_path / "without", order1_steps=None, flags={"order1_every_n_steps": None, "probe": False})
     assert not list((tmp_path / "without").rglob("*.webp"))
 
 

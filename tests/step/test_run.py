@@ -88,7 +88,16 @@ def test_a_film_alone_is_announced_with_the_first_event(tmp_path, caplog):
         fit(NormGradCallback(views="film", probe="train", num_images=2, on_error="raise"), tmp_path)
     said = [record.message for record in caplog.records if "NormGrad" in record.message]
     assert "NormGrad reads" in said[0]
-    assert "film" in said[-1]
+    assert "film" in said[-2]
+
+
+@pytest.mark.parametrize("views", [None, "panels", ["curves"]])
+def test_the_last_line_says_where_to_look(tmp_path, caplog, views):
+    with caplog.at_level(logging.INFO, "pytorch_lightning"):
+        folder = fit(NormGradCallback(views=views, num_images=1, on_error="raise"), tmp_path).logger.log_dir
+    (*_, last) = [record.message for record in caplog.records if "NormGrad" in record.message]
+    assert f"`tensorboard --logdir {folder}`" in last
+    assert last.startswith(f"NormGrad: {'open' if views is None else 'pictures are in'} ")
 
 
 class Breaks(Lit):

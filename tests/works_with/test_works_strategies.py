@@ -266,7 +266,7 @@ def test_probe_under_ddp(ran):
     module = at(with_statistics(moments[step], Lit, probed), Lit).train()
     wanted = order0_maps(module, lambda m, b: m.loss(b), probed, LAYERS)
     assert_close(maps, wanted, 1e-5)
-    of_probe = [tag for tag in panels_in(watched[0]["log_dir"]) if "probe" in tag]
+    of_probe = [tag for tag in panels(logs(watched[0]["log_dir"]), probe=True) if "probe" in tag]
     assert len(of_probe) == 4 * len(LAYERS)
 
 

@@ -51,7 +51,7 @@ def reported(trainer, caplog, *writers, pages=PAGES):
         outputs.write([page])
     with caplog.at_level(logging.INFO):
         caplog.clear()
-        outputs.report.write(trainer)
+        outputs.conclude(trainer, with_report=True)
     return [record.getMessage() for record in caplog.records]
 
 
