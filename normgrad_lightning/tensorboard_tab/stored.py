@@ -157,6 +157,11 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value)  # type: ignore[arg-type]
 
 
+def _is_magnitude(value: object) -> bool:
+    """Whether this is a magnitude that float32 has."""
+    return _is_number(value) and 0 <= value < 3e38  # type: ignore[operator]
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_TEXT
 
@@ -280,4 +285,4 @@ class _Checker:
             return False
         if max(shape[1:]) > _LONGEST_SIDE or 0 in shape or 2 * math.prod(shape) != self._sizes[value["part"]]:
             return False
-        return isinstance(largest, list) and len(largest) == shape[0] and all(map(_is_number, largest))
+        return isinstance(largest, list) and len(largest) == shape[0] and all(map(_is_magnitude, largest))

@@ -27,15 +27,19 @@ def environment(folder):
 
 
 @contextmanager
-def running_tensorboard(logdir, folder, *flags):
-    """The address of a TensorBoard of this folder, on a free port."""
+def running_tensorboard(logdir, folder, *flags, python=None):
+    """The address of a TensorBoard of this folder, on a free port; of another Python, as it is installed there."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", str(port), *flags]
+    command = [python or sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", str(port), *flags]
     with open(Path(folder, f"tensorboard_{port}.log"), "w") as log:
         process = subprocess.Popen(
-            [*command, "--reload_interval", "1"], stdout=log, stderr=log, env=environment(folder)
+            [*command, "--reload_interval", "1"],
+            stdout=log,
+            stderr=log,
+            env=environment(folder) if python is None else dict(os.environ, PYTHONPATH=""),
+            cwd=folder,
         )
     prefix = next((flags[i + 1] for i, flag in enumerate(flags) if flag == "--path_prefix"), "")
     address = f"http://127.0.0.1:{port}{prefix}"

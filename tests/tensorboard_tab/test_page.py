@@ -6,21 +6,27 @@ Pixels of canvases are compared with what `views.drawing` draws of the same maps
 import base64
 import io
 import json
+import random
+import re
 import shutil
 import time
 import urllib.request
+from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from browser import CHROMIUM, DRIVER, chromium
-from known_log import EVIL, RUNS, STEPS, TAG, coarse_map, image, page, ramp, write_known
+from known_log import EVIL, RUNS, STEPS, TAG, coarse_map, event, image, page, ramp, write_known
 from PIL import Image
 from tab_demo import write_run
 from tab_server import running_tensorboard
+from test_stored import header_of, paths, with_header
 
 from normgrad_lightning.page import Page
 from normgrad_lightning.tensorboard_tab.report import write_report
+from normgrad_lightning.tensorboard_tab.stored import Content, decode
 from normgrad_lightning.views.drawing import overlays
 from normgrad_lightning.views.resampling import resized_axis
 from normgrad_lightning.views.style import Style
@@ -80,6 +86,13 @@ class Shown:
     def click(self, selector, number=0):
         self.run("document.querySelectorAll(arguments[0])[arguments[1]].click()", selector, number)
 
+    def press(self, key):
+        self.run(
+            "delete document.querySelector('.page').dataset.drawn;"
+            "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))",
+            key,
+        )
+
     def text(self, selector="body"):
         return self.run("return document.querySelector(arguments[0])?.innerText", selector)
 
@@ -96,24 +109,46 @@ class Shown:
         until(lambda: (piece in self.browser.current_url) is is_there)
 
     def errors(self):
-        """What the console says, but for the icon that TensorBoard's bare page does not have."""
-        return [entry for entry in self.browser.get_log("browser") if "favicon" not in entry["message"]]
+        """What the console says, but for the icon and the fonts that TensorBoard's own page does not find."""
+        log = self.browser.get_log("browser")
+        return [entry for entry in log if not any(word in entry["message"] for word in ("favicon", "font-roboto"))]
+
+
+LOADERS = [pytest.param("false", id="slow loader"), pytest.param("true", id="fast loader", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory):
-    """A TensorBoard that has nothing to show at first."""
-    log = tmp_path_factory.mktemp("log")
-    flags = "--load_fast", "false", "--path_prefix", "/pre/fix"
-    with running_tensorboard(log, tmp_path_factory.mktemp("work"), *flags) as url:
-        yield SimpleNamespace(url=url, log=log)
+def boards(tmp_path_factory):
+    """A TensorBoard with each of its data loaders. It has nothing to show at first."""
+    running = {}
+    with ExitStack() as stack:
+
+        def board(loader):
+            if loader not in running:
+                log, work = tmp_path_factory.mktemp("log"), tmp_path_factory.mktemp("work")
+                flags = "--load_fast", loader, "--path_prefix", "/pre/fix"
+                url = stack.enter_context(running_tensorboard(log, work, *flags))
+                running[loader] = SimpleNamespace(url=url, log=log, tab=f"{url}/data/plugin_entry.html?name=normgrad")
+            return running[loader]
+
+        yield board
+
+
+@pytest.fixture(scope="module", params=LOADERS)
+def board(request, boards):
+    return boards(request.param)
 
 
 @pytest.fixture(scope="module")
 def filled(board):
-    """The same with the known log, which TensorBoard has read."""
-    write_known(board.log)
-    until(lambda: sum(len(one["events"]) for one in index_of(board.url)["runs"]) == len(RUNS) * len(STEPS))
+    return fill(board)
+
+
+def fill(board):
+    """Write the known log, and wait until TensorBoard has read it."""
+    if not (board.log / RUNS[0]).exists():
+        write_known(board.log)
+        until(lambda: sum(len(one["events"]) for one in index_of(board.url)["runs"]) == len(RUNS) * len(STEPS))
     return board
 
 
@@ -128,11 +163,11 @@ def browser():
         yield found
 
 
-@pytest.fixture(scope="module", params=["tab", "report"])
-def shown(request, browser, tmp_path_factory):
-    if request.param == "tab":
-        url = request.getfixturevalue("filled").url
-        return Shown(browser, f"{url}/data/plugin_entry.html?name=normgrad")
+@pytest.fixture(scope="module", params=[*LOADERS, "report"])
+def shown(request, browser, boards, tmp_path_factory):
+    """The tab, or a report: what is asked of one is asked of the other."""
+    if request.param != "report":
+        return Shown(browser, fill(boards(request.param)).tab)
     out = tmp_path_factory.mktemp("report") / "report.html"
     write_known(out.parent / "log")
     write_report([out.parent / "log"], out)
@@ -147,13 +182,13 @@ def no_errors(request):
 
 
 def test_without_data_the_page_helps_and_a_run_appears_without_a_reload(browser, board):
-    shown = Shown(browser, f"{board.url}/data/plugin_entry.html?name=normgrad")
+    shown = Shown(browser, board.tab)
     assert shown.open() == "empty"
     assert "NormGradCallback()" in shown.text(".message")
     write_run(board.log / "live", [page(0)])
     shown.drawn("classes live 0")
     write_run(board.log / "live", [page(10)])
-    shown.drawn("classes live 10")
+    until(lambda: shown.run("window.dispatchEvent(new Event('focus'))") or "live 10" in shown.drawn())
     assert shown.errors() == []
     shutil.rmtree(board.log / "live")
 
@@ -239,21 +274,20 @@ def test_the_step_slider_and_keys_choose_the_step(shown):
     shown.open(**IMAGES)
     assert shown.count(".marks i") == len(STEPS)
     assert shown.text(".step").startswith("step 100")
-    press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))"
-    shown.run(press, "ArrowLeft")
+    shown.press("ArrowLeft")
     shown.drawn("images first 10")
     shown.address_has("step=10")
-    shown.run(press, "Home")
+    shown.press("Home")
     shown.drawn("images first 0")
     shown.run("const r = document.querySelector('.track input'); r.value = 1; r.dispatchEvent(new Event('input'))")
     shown.drawn("images first 10")
-    shown.run(press, "End")
+    shown.press("End")
     shown.drawn("images first 100")
     shown.address_has("step=", False)  # the last step, also when there are more
 
 
-def test_play_goes_through_all_steps(shown):
-    shown.open(**IMAGES, step=0)
+def test_play_goes_on_to_the_last_step(shown):
+    shown.open(**IMAGES, step=10)
     shown.click(".play")
     assert shown.run("return document.querySelector('.play').getAttribute('aria-label')") == "Pause"
     shown.drawn("images first 100")
@@ -378,6 +412,29 @@ def test_runs_are_chosen_by_name(shown):
     assert "val_acc 0.78" in shown.text(".metrics")
 
 
+WILD = [
+    {"mode": EVIL, "run": EVIL, "step": "-1", "patch": "1e12", "map": "../..", "order": "[]"},
+    {"mode": "images", "step": "NaN", "kind": "none", "tile": "1e12", "opacity": "-7", "scale": "x", "colors": EVIL},
+    {
+        "mode": "compare",
+        "by": "run",
+        "run2": "none",
+        "tile": "-1e12",
+        "opacity": "Infinity",
+        "layer": EVIL,
+        "typical": "2",
+    },
+    {"mode": "compare", "by": "step", "step2": "1e400", "step": "%", "__proto__": "1", "constructor": "2"},
+]
+
+
+@pytest.mark.parametrize("chosen", WILD, ids=range(len(WILD)))
+def test_any_address_shows_the_page(shown, chosen):
+    shown.open(**chosen)
+    assert shown.text(".message") == ""
+    assert shown.run("return Math.max(...[...document.querySelectorAll('canvas')].map((c) => c.width))") < 1000
+
+
 def test_nothing_from_a_log_is_markup(shown):
     for mode in ("classes", "images", "compare"):
         shown.open(mode=mode)
@@ -399,7 +456,7 @@ def test_every_control_has_a_name_for_screen_readers(shown):
 def test_a_step_that_cannot_be_shown_says_why_and_the_others_go_on(browser, filled):
     write_run(filled.log / "broken", [page(0), Page(5, blobs={TAG: b"not ours"})])
     try:
-        shown = Shown(browser, f"{filled.url}/data/plugin_entry.html?name=normgrad")
+        shown = Shown(browser, filled.tab)
         until(
             lambda: (
                 shown.open(run="broken")
@@ -429,3 +486,32 @@ def test_inside_of_tensorboard_the_address_keeps_what_is_chosen(browser, filled)
     hash_ = browser.execute_script("return location.hash")
     assert hash_.startswith("#normgrad&")
     assert "p.normgrad.tile=64" in hash_
+    assert [error for error in shown.errors() if "plugin/normgrad" in error["message"]] == []
+
+
+def replaced(header, place, value):
+    for key in place[:-1]:
+        header = header[key]
+    header[place[-1]] = value
+
+
+@pytest.mark.parametrize(("seed", "count"), [(3, 12), *[pytest.param(s, 60, marks=pytest.mark.slow) for s in range(3)]])
+def test_events_with_anything_in_their_header_are_shown_or_refused_in_words(browser, tmp_path, seed, count):
+    """Headers that pass the server's checks, but say what cannot be."""
+    chance, blobs = random.Random(seed), {}
+    places = [place for place in paths(header_of(event(0))) if place]
+    values = [0, 1, 2**40, -1.5, 1e299, "", "x", EVIL, None, [], [0], [0, 0], [1, 9999], [[0.5, 0.5]], {}, True]
+    while len(blobs) < count:
+        blob = with_header(event(0), partial(replaced, place=chance.choice(places), value=chance.choice(values)))
+        if isinstance(decode(blob), Content):
+            blobs[len(blobs)] = blob
+    write_run(tmp_path / "run", (Page(step, blobs={TAG: blob}) for step, blob in blobs.items()))
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    shown = Shown(browser, (tmp_path / "report.html").as_uri())
+    for mode in ("classes", "images", "compare"):
+        shown.open(mode=mode, step=0)
+        for _ in range(count - 1):
+            shown.press("ArrowRight")
+            shown.drawn()
+            assert not re.search("undefined|null|not a function", shown.text(".message")), shown.text(".message")
+    assert shown.errors() == []

@@ -5,13 +5,16 @@ import random
 import shutil
 import subprocess
 import sys
+import tarfile
 import urllib.error
 import urllib.parse
 import urllib.request
+import venv
 import zipfile
 
 import pytest
 import tomllib
+from browser import CHROMIUM, DRIVER, chromium, until
 from known_log import EVIL, RUNS, STEPS, TAG, event, write_known
 from tab_demo import write_run
 from tab_server import ENTRY, ROOT, running_tensorboard
@@ -171,13 +174,37 @@ def test_the_entry_point_is_declared():
     assert f"[tensorboard_plugins]\n{name} = {target}\n" == ENTRY
 
 
-def test_the_wheel_holds_the_page(tmp_path):
-    tree = tmp_path / "tree"
-    shutil.copytree(ROOT / "normgrad_lightning", tree / "normgrad_lightning")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with a wheel and an sdist."""
+    out = tmp_path_factory.mktemp("built")
+    shutil.copytree(ROOT / "normgrad_lightning", out / "tree" / "normgrad_lightning")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    code = f"from setuptools import build_meta; print(build_meta.build_wheel({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+        shutil.copy(ROOT / name, out / "tree")
+    code = f"from setuptools import build_meta as b; b.build_sdist({str(out)!r}); b.build_wheel({str(out)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=out / "tree", check=True, capture_output=True)
+    return out
+
+
+def test_the_wheel_and_the_sdist_hold_the_page(built):
+    names = zipfile.ZipFile(*built.glob("*.whl")).namelist()
     assert {f"normgrad_lightning/tensorboard_tab/page/{name}" for name in PAGE_FILES} <= set(names)
+    with tarfile.open(*built.glob("*.tar.gz")) as sdist:
+        names = [name.partition("/")[2] for name in sdist.getnames()]
+    assert {f"normgrad_lightning/tensorboard_tab/page/{name}" for name in PAGE_FILES} <= set(names)
+
+
+@pytest.mark.nightly
+@pytest.mark.browser
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+def test_the_tab_is_there_where_only_tensorboard_and_the_wheel_are_installed(built, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    for what in (["tensorboard", "setuptools<81"], ["--no-deps", *map(str, built.glob("*.whl"))]):
+        subprocess.run([python, "-m", "pip", "install", "-q", *what], check=True, cwd=tmp_path)
+    write_known(tmp_path / "log")
+    with running_tensorboard(tmp_path / "log", tmp_path, python=python) as url, chromium(1280, 900) as browser:
+        browser.get(f"{url}/#normgrad")
+        browser.switch_to.frame(until(lambda: browser.execute_script("return document.querySelector('iframe')"), 60))
+        drawn = "return document.querySelector('.page')?.dataset.drawn"
+        assert until(lambda: browser.execute_script(drawn), 60) == f"classes {min(RUNS)} 100"

@@ -109,6 +109,7 @@ HOSTILE = {
     "a name that is long": with_header(BLOB, lambda h: h["classes"][0].update(name="a" * 10**5)),
     "no step": with_header(BLOB, lambda h: h.pop("step")),
     "infinite": with_header(BLOB, lambda h: h["sets"][0]["layers"][0]["maps"]["max"].__setitem__(0, float("inf"))),
+    "more than float32 has": with_header(BLOB, lambda h: h["sets"][0]["layers"][0]["maps"]["max"].__setitem__(0, 1e99)),
     "too many maxima": with_header(BLOB, lambda h: h["sets"][0]["layers"][0]["maps"]["max"].append(1.0)),
     "true for a step": with_header(BLOB, lambda h: h.update(step=True)),
 }

@@ -125,10 +125,11 @@ IMAGE_CALLS = {
     "aim": "aim.Image",
 }
 
+VIEWS = ["overview", "patches", "atlas", "curves", "tab", "panels"]
 run("plain", [])
-run("watched", [NormGradCallback(every_n_steps=2)])
+run("watched", [NormGradCallback(every_n_steps=2, views=VIEWS)])
 with mock.patch(IMAGE_CALLS[kind], side_effect=OSError(28, "No space left on device")):
-    run("broken", [NormGradCallback(every_n_steps=2)])
+    run("broken", [NormGradCallback(every_n_steps=2, views=VIEWS)])
 write("pages", [view(0), view(250)])
 write("film", [Page(9, films={"normgrad/film": film()})])
 numbers = {"nan": float("nan"), "plus": float("inf"), "minus": float("-inf"), "one": 1.0}
@@ -354,9 +355,10 @@ def test_each_panel_is_the_picture_that_others_got(runs):
         seen = store.pictures[picture_in(runs.kind, tag), step]
         alike = {other: file for other, file in files.items() if file.shape == seen.shape}
         away = {other: np.abs(seen - file).mean() for other, file in alike.items()}
-        assert away.pop((tag, step)) < 3
+        own = away.pop((tag, step))
+        assert own < 3
         if "atlas" not in tag:  # whose tiles are nearly the same from step to step
-            assert min(away.values(), default=9) > 3  # and no other layer's, nor of another step
+            assert min(away.values(), default=9) > 2 * own  # and no other layer's, nor of another step
 
 
 @pytest.mark.parametrize("name", ["plain", "watched", "broken"])

@@ -11,7 +11,7 @@ import { ImagesMode, Look } from "./images.js";
 import { State } from "./state.js";
 import { StepSlider } from "./steps.js";
 
-const POLL = 5000; // milliseconds between looks for new events
+const POLL = 3000; // milliseconds between looks for new events
 const MODES = [
   ["classes", "Classes"],
   ["images", "Images"],
@@ -52,10 +52,12 @@ class App {
     this.main = h("main");
     this.element = h("div.page", {}, h("header.top", {}, h("div.bar", {}, this.tabs, this.run, this.metrics), this.slider.element, this.toolbar), this.message, this.main, this.curves.element, closeup.element);
     state.onchange = () => this.draw();
+    if (this.store.data.isLive) window.addEventListener("focus", () => this.refresh());
   }
 
-  /** Ask for the runs, draw, and do so again after a while if the data is live. */
+  /** Ask for the runs, draw, and do so again after a while if the data is live, and when somebody comes back. */
   async refresh() {
+    clearTimeout(this.timer);
     try {
       if (!document.hidden) {
         const index = await this.store.data.index();
@@ -70,7 +72,8 @@ class App {
       this.say("TensorBoard does not answer. The page goes on when it does.", String(error.message || error));
       this.seen = null;
     }
-    if (this.store.data.isLive) setTimeout(() => this.refresh(), POLL);
+    clearTimeout(this.timer);
+    if (this.store.data.isLive) this.timer = setTimeout(() => this.refresh(), POLL);
   }
 
   /** The chosen run. */

@@ -22,7 +22,8 @@ export class Classes {
     this.toolbar = [this.map, this.beside, this.order, this.size];
     this.verdict = h("p.verdict", {});
     this.list = h("div.classes", {});
-    this.element = h("div.mode", {}, this.verdict, this.list);
+    this.note = h("p.note", {});
+    this.element = h("div.mode", {}, this.verdict, this.note, this.list);
     this.painter = new Painter();
   }
 
@@ -48,6 +49,7 @@ export class Classes {
     if (!isCurrent()) return;
     this.showVerdict(event.header.check, step);
     const largest = Math.max(0.5, ...[...checks.values()].flatMap((one) => LOSSES.map(([key]) => (one[key] ? one[key][0] + one[key][1] : 0))));
+    fill(this.note, map ? `What each class is learned from: parts of its images around the place with the strongest training signal (${nameOfMap(map)}). A click shows the whole image.` : "");
     this.jobs = [];
     const cards = classes.map((one) => {
       const rows = columns.map(({ step: at, event: of }, number) => ({ step: at, event: of, patches: patchesOf(of, one.name, map), sprite: pictures[number].get(one.name) }));
@@ -64,8 +66,10 @@ export class Classes {
   }
 
   showVerdict(check, step) {
-    this.verdict.hidden = !check;
-    if (!check) return;
+    if (!check) {
+      this.verdict.className = "verdict";
+      return void fill(this.verdict, "Not checked yet: the check begins at step 50, where the loss is the cross-entropy of class scores; elsewhere with ", h("code", {}, "check=True"), ".");
+    }
     const isSure = check.classes.some(({ sure }) => sure);
     this.verdict.className = `verdict${isSure ? " sure" : ""}`;
     const age = check.step === step ? "" : ` Checked at step ${stepText(check.step)}.`;
@@ -136,19 +140,19 @@ export class Classes {
 
   /** The mean map of a class, and its lift over the others. */
   atlas(atlas, event) {
-    const tile = (map, change, colormap, label) => {
+    const tile = (map, change, colormap, label, title) => {
       const canvas = sized(h("canvas"), tileSize(map.width / map.height, 88));
       const paint = () => drawMap(canvas, mapped(map, change), new Uint8Array(canvas.width * canvas.height), { colormap, opacity: 1 }, false);
       this.jobs.push([canvas, paint]);
-      return h("figure", {}, canvas, h("figcaption", {}, label));
+      return h("figure", { title }, canvas, h("figcaption", {}, label));
     };
     const [mean] = event.maps(atlas.mean);
     const [lift] = event.maps(atlas.lift);
     const bright = (value) => Math.min(Math.max(value / BRIGHTEST, 0), 1);
     const lifted = (value) => Math.min(Math.max(0.5 + Math.log(Math.max(value, 1e-6)) / (2 * Math.log(LARGEST_LIFT)), 0), 1);
     return [
-      mean ? tile(mean, bright, "inferno", "where: mean map") : null,
-      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? `over others: ${short(atlas.spot, 1)} ×` : "over others") : null,
+      mean ? tile(mean, bright, "inferno", "mean map", "Where its images have their signal, on average") : null,
+      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? `lift: up to ${short(atlas.spot, 1)} ×` : "lift", "Lift: its mean map divided by that of all classes. A mark at a fixed place is a red spot") : null,
     ];
   }
 

@@ -3,9 +3,9 @@
 import { fill, h, short, shortNames, stepText, svg } from "./dom.js";
 
 const WIDTH = 300;
-const HEIGHT = 120;
+const HEIGHT = 134;
 const LEFT = 36;
-const BOTTOM = 4;
+const BOTTOM = 18; // for the steps
 const COLOURS = 8;
 
 const TITLES = {
@@ -34,6 +34,7 @@ export class Curves {
     this.onstep = onstep;
     this.element = h("section.curves", { "aria-label": "Curves" });
     this.drawn = null;
+    this.reads = [];
   }
 
   /**
@@ -45,6 +46,7 @@ export class Curves {
   update(runs, steps, step, focus) {
     const wanted = JSON.stringify([runs.map(({ name, version }) => [name, version]), steps, focus]);
     if (this.drawn !== wanted) {
+      this.reads = [];
       const charts = chartsOf(runs);
       const order = focus === "layers" ? [...OF_LAYERS, ...FIRST] : FIRST;
       const place = (key) => (order.includes(key) ? order.indexOf(key) : order.length);
@@ -60,6 +62,8 @@ export class Curves {
       );
       this.drawn = wanted;
     }
+    this.step = step;
+    for (const read of this.reads) read(step);
     for (const line of this.element.querySelectorAll("line.now")) {
       const x = placeOf(step, steps);
       line.setAttribute("x1", x);
@@ -85,7 +89,8 @@ export class Curves {
         svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y(back(value)), y2: y(back(value)) }),
         svg("text", { x: LEFT - 4, y: y(back(value)) + 4, "text-anchor": "end" }, short(back(value), 1)),
       ]),
-      svg("line", { class: "now", y1: 0, y2: HEIGHT }),
+      steps.length > 1 ? [svg("text", { x: LEFT, y: HEIGHT - 4 }, `step ${stepText(steps[0])}`), svg("text", { x: WIDTH - 2, y: HEIGHT - 4, "text-anchor": "end" }, stepText(steps[steps.length - 1]))] : [],
+      svg("line", { class: "now", y1: 0, y2: HEIGHT - BOTTOM }),
       lines.map(({ points, isSecond }, number) =>
         svg("polyline", {
           class: `curve s${colourOf(lines, number)}${isSecond ? " second" : ""}`,
@@ -105,7 +110,7 @@ export class Curves {
     const read = (step) => {
       for (const shown of legend.querySelectorAll("b")) fill(shown, short(valueNear(lines[Number(shown.dataset.line)].points, step)));
     };
-    read(steps[steps.length - 1]);
+    this.reads.push(read);
     const stepAt = (event) => {
       const box = picture.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width) * WIDTH;
@@ -115,7 +120,7 @@ export class Curves {
       read(stepAt(event));
       picture.setAttribute("data-step", stepAt(event));
     });
-    picture.addEventListener("mouseleave", () => read(steps[steps.length - 1]));
+    picture.addEventListener("mouseleave", () => read(this.step));
     picture.addEventListener("click", (event) => this.onstep(stepAt(event)));
     return h("figure.chart", { "data-chart": key, title: steps.length ? `steps ${stepText(steps[0])} to ${stepText(steps[steps.length - 1])}` : "" }, h("figcaption", {}, title), picture, legend);
   }

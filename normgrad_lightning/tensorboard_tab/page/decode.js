@@ -20,6 +20,7 @@ class StoredEvent {
     const length = view.getUint32(8, true);
     if (12 + length > buffer.byteLength) throw new Error("The data is cut off.");
     this.header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 12, length)));
+    this.header.sets = this.header.sets.filter(({ layers }) => layers.length);
     this.size = buffer.byteLength;
     this.parts = [];
     let start = 12 + length;

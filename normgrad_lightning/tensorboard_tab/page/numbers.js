@@ -205,11 +205,10 @@ function rangeOf(map) {
 function percentile(map, low) {
   const [least, largest] = rangeOf(map);
   const above = map.values.length - 1 - Math.ceil(0.995 * (map.values.length - 1)); // so many values are not below it
-  let share = 0.1; // only a few of the largest values are sorted
-  let top = map.values.filter((value) => value >= largest - share * (largest - least));
-  while (top.length <= above) {
-    share *= 2;
-    top = map.values.filter((value) => value >= largest - share * (largest - least));
+  let top = [];
+  for (let share = 0.1; top.length <= above; share *= 2) {
+    // only a few of the largest values are sorted
+    top = share > 1 ? map.values.slice() : map.values.filter((value) => value >= largest - share * (largest - least));
   }
   const limit = top.sort()[top.length - 1 - above];
   return limit > low ? limit : largest;

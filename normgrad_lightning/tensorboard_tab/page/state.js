@@ -24,6 +24,7 @@ const DEFAULTS = {
   layer: "combined",
 };
 
+const BOUNDS = { patch: [48, 192], opacity: [0, 1], tile: [0, 400] };
 const PAUSE = 100; // milliseconds without a change, before the address is written: browsers bound how often it may be
 const PREFIX = "p.normgrad."; // TensorBoard's, for what a plugin keeps in the address
 
@@ -50,7 +51,8 @@ export class State {
 
   number(name) {
     const value = Number(this.values[name]);
-    return Number.isFinite(value) ? value : Number(DEFAULTS[name]);
+    const [least, most] = BOUNDS[name];
+    return Number.isFinite(value) ? Math.min(Math.max(value, least), most) : Number(DEFAULTS[name]);
   }
 
   isOn(name) {
