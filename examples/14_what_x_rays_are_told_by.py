@@ -136,23 +136,21 @@ def span(values: Sequence[float]) -> str:
     return " – ".join(dict.fromkeys(texts)) or "–"
 
 
-def by_epoch(runs: Sequence[Journal]) -> str:
+def by_epoch(runs: Sequence[Journal], name: str = CLASSES[0]) -> str:
     """Return a table with a line for each event: ranges over seeds."""
     head = ["step", "accuracy", "with corners of the other class"]
-    head += [f"patches of {name} in corners, {which}" for name in CLASSES for which in ("combined", "last layer")]
-    head += [f"check of {name}: {what}" for name in CLASSES for what in ("covered", "pasted")]
-    return markdown(head, [_line(entries) for entries in zip(*(one.entries for one in runs), strict=True)])
+    head += [f"patches of {name} in corners, {which}" for which in ("combined", "last layer")]
+    head += [f"check of {name}: {what}" for what in ("covered", "pasted")]
+    return markdown(head, [_line(entries, name) for entries in zip(*(one.entries for one in runs), strict=True)])
 
 
-def _line(entries: Sequence[Entry]) -> list[str]:
+def _line(entries: Sequence[Entry], name: str) -> list[str]:
     cells = [[entry.marked for entry in entries], [entry.clean for entry in entries]]
-    for name in CLASSES:
-        for is_combined in (True, False):
-            maps = [[rows for of, rows in entry.hits.items() if (of == COMBINED) == is_combined] for entry in entries]
-            cells.append([rows[0].get(name, math.nan) if rows else math.nan for rows in maps])
-    for name in CLASSES:
-        found = [entry.check.get(name, (math.nan, math.nan)) for entry in entries]
-        cells += [[math.nan if one[which] is None else float(one[which] or 0) for one in found] for which in (0, 1)]
+    for is_combined in (True, False):
+        maps = [[rows for of, rows in entry.hits.items() if (of == COMBINED) == is_combined] for entry in entries]
+        cells.append([rows[0].get(name, math.nan) if rows else math.nan for rows in maps])
+    found = [entry.check.get(name, (math.nan, None)) for entry in entries]
+    cells += [[math.nan if (value := one[which]) is None else value for one in found] for which in (0, 1)]
     return [str(entries[0].step), *map(span, cells)]
 
 
