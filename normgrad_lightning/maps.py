@@ -24,9 +24,9 @@ class MapKind:
         scales_with_loss: whether a loss twice as large makes a map twice as large.
         step: direction of the inner step that the kind is made after, along the gradient: -1 lowers the loss, +1 raises
             it. 0: no inner step; the kind is read from the training step itself, by its entry in
-            `recording.readings.READINGS`.
+            `hooks.readings.READINGS`.
         of_weights: whether it has a meaning for a layer's own weight (`target="weight"`).
-        made_of: the kinds that it is computed from, by the function of its name in `functional`.
+        made_of: the kinds, each with a `step`, that it is computed from, by the function of its name in `functional`.
     """
 
     name: str

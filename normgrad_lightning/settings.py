@@ -60,7 +60,8 @@ class GeneralFlags:
                 f"`name`: expected letters, digits, dots, hyphens and underscores, or None, but got {self.name!r}."
             )
         check_spec(self.layers)
-        check_flag("grad_cam", self.grad_cam)
+        for kind in READ_KINDS[1:]:
+            check_flag(kind, getattr(self, kind))
         if self.check is not None:
             check_flag("check", self.check)
         check_choice("on_error", self.on_error, get_args(OnError))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def callbacks() -> list[EnvironmentCallback]:
     """The callback that the environment asks for, or none."""
-    call_optional_method = switch()
-    if call_optional_method:
+    switched_on = switch()
+    if switched_on:
         try:
             from normgrad_lightning.env_activation.environment_callback import EnvironmentCallback
 
@@ -25,7 +25,7 @@ def callbacks() -> list[EnvironmentCallback]:
             raise error.with_traceback(None) from None
         except Exception as error:
             _warn(f"NormGrad cannot be loaded, and training goes on without it: {type(error).__name__}: {error}")
-    if call_optional_method is None and variables():
+    if switched_on is None and variables():
         names = ", ".join(map(variable, variables()))
         _warn(f"{names}: ignored because {SWITCH} is not set. Set {SWITCH}=1 to see maps.")
     return []

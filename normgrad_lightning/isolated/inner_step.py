@@ -101,8 +101,8 @@ class InnerStepPasses:
 
     def maps(self, batch: Any, kinds: Sequence[str]) -> dict[str, LayerMaps]:
         """The maps of each kind, of one batch: those that are read at θ, and those after an inner step."""
-        call_optional_method = [KINDS[name] for name in kinds]
-        needed = {part for kind in call_optional_method for part in (kind.made_of or (kind.name,))}
+        wanted = [KINDS[name] for name in kinds]
+        needed = {part for kind in wanted for part in (kind.made_of or (kind.name,))}
         stepped = [kind for kind in KINDS.values() if kind.name in needed and kind.step]
         maps = self._read_kinds(batch, needed)
         if not stepped:
@@ -114,7 +114,7 @@ class InnerStepPasses:
             if kind is stepped[-1]:
                 del gradient  # as large as the weights
             maps[kind.name] = self._maps_after_step(batch, adversarial=kind.step > 0)
-        return maps | {kind.name: _combined(kind, maps) for kind in call_optional_method if kind.made_of}
+        return maps | {kind.name: _combined(kind, maps) for kind in wanted if kind.made_of}
 
     def _read_kinds(self, batch: Any, kinds: Collection[str]) -> dict[str, LayerMaps]:
         """Those that a training step would give, in one pass at θ."""

@@ -31,7 +31,10 @@ class CollectingView(Protocol):
         """Take what is needed of a batch. `signal` has the classes that anything is kept of."""
 
     def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
-        """Return what to show, of these classes, and start over; None if there is nothing."""
+        """Return what to show, of these classes, and start over; None if there is nothing.
+
+        Without a `last_page`, it is called once more at the end of training, with no map sets.
+        """
 
 
 VIEWS: dict[str, DrawsEvent | type[Any]] = {

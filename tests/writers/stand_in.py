@@ -1,4 +1,4 @@
-"""A stand-in for a view: pages with all that a page can have, and ways to read them back from files."""
+"""A stand-in for a view: pages with pictures, scalars and raw maps, a film, and ways to read them back from files."""
 
 from __future__ import annotations
 
