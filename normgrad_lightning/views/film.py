@@ -132,7 +132,7 @@ class Film:
 
     def last_page(self, style: Style) -> Page | None:
         """Return the film; None if there is nothing that moves, or nothing new since the last time."""
-        if self._of is None or len(self.frames) < 2 or not self._has_news:
+        if self._of is None or len(self.frames) < 2 or not self._has_news or not self._layers():
             return None
         if not features.check("webp"):
             raise RuntimeError("this version of Pillow cannot write WebP. Install another one.")

@@ -129,6 +129,13 @@ def test_there_is_no_film_without_movement_without_a_probe_or_without_news():
     assert film.last_page(Style()) is not None
 
 
+def test_without_a_layer_that_all_frames_have_there_is_no_film():
+    film = Film()
+    film.add_event([probed(0, 0.5, sizes={"a": 4})])
+    film.add_event([probed(1, 0.5, sizes={"b": 4})])
+    assert film.last_page(Style()) is None
+
+
 def test_every_class_has_a_row_as_long_as_there_is_room():
     film = Film()
     one = probed(0, 0.5, count=8, labels=[0, 0, 0, 1, 1, 2, 3, 3])

@@ -53,6 +53,7 @@ def page(tmp_path_factory):
         order1_every_n_steps=2,
         order1_maps=["contrast"],
         views=["overview", "patches", "atlas", "panels"],
+        probe=False,
         mean=0.0,
         std=1.0,
         on_error="raise",

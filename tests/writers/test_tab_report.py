@@ -86,7 +86,8 @@ def test_a_store_that_is_full_is_one_warning_and_the_others_get_theirs(trainer, 
 
 def test_without_blobs_there_is_no_report(trainer, caplog, tmp_path):
     store = Store()
-    assert reported(trainer, caplog, store, FilesWriter(tmp_path), pages=[Page(0, scalars={"a": 1.0})]) == []
+    [told] = reported(trainer, caplog, store, FilesWriter(tmp_path), pages=[Page(0, scalars={"a": 1.0})])
+    assert told == f"NormGrad: pictures are in {store.where} and {tmp_path}."
     assert store.reports == {}
     assert not (tmp_path / "normgrad").exists()
 
