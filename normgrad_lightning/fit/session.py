@@ -155,9 +155,8 @@ class Session:
             )
             with self._messenger.holding(), self._messenger.guard("beginning to read a step"):
                 self._begin(context, self._reader, is_last=is_last)
-                if self._check is not None and (is_event or schedule.reading_is_due(step, between.pieces)):
-                    with self._messenger.guard("beginning the check"):
-                        self._check.begin(context)
+                if is_event or schedule.reading_is_due(step, between.pieces):
+                    self._begin_check(context, self._reader)
         self._state.budget.begin_training()
 
     def _may_read(self, settings: Settings, reader: StepReader) -> bool:
@@ -302,9 +301,15 @@ class Session:
             step.probe = self._probe(context, reader.layers)
             step.order1 = self._order1(context, reader.layers) if context.with_order1 else None
         reader.begin(context)
-        if self._probe_by_default is not None and context.is_event:
+        if self._probe_by_default is not None and context.is_event and reader.hooks_fire:
             with self._messenger.guard("beginning the probe"):
                 self._probe_by_default.begin(context, is_last=is_last)
+
+    def _begin_check(self, context: StepContext, reader: StepReader) -> None:
+        """Let the check watch the step; where hooks do not fire, only if it was asked for: compiled code has guards."""
+        if self._check is not None and (reader.hooks_fire or context.settings.general.check):
+            with self._messenger.guard("beginning the check"):
+                self._check.begin(context)
 
     def _probe(self, context: StepContext, layers: Sequence[str]) -> list[Seen]:
         """Run the passes on the probe, if there is one."""

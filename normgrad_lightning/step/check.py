@@ -145,7 +145,7 @@ class StepCheck:
         """Say at the end of training what was measured; that nothing was, if the check was asked for."""
         results, trainer = self._check.results(), self._trainer()
         has_nothing_to_say = self._has_given_up or not (self._has_looked or self._is_asked_for)
-        if trainer is None or (has_nothing_to_say and not results):
+        if trainer is None or trainer.fast_dev_run or (has_nothing_to_say and not results):  # type: ignore[attr-defined]
             return
         told = sentence(list(results.values()), self._check.seen)
         if not self._has_looked and not results:

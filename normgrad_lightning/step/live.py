@@ -36,12 +36,16 @@ class StepReader:
         settings: all flags.
         messenger: for warnings.
 
+    Attributes:
+        hooks_fire: False once hooks were seen to do nothing, as inside of compiled functions.
+
     Raises:
         ValueError: layers that the model does not have, or that cannot be read.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, settings: Settings, messenger: Messenger) -> None:
         self._trainer, self._module, self._messenger = trainer, module, messenger
+        self.hooks_fire = True
         self._with_maps: list[str] = []
         self._skipped_all: bool | None = None  # None as long as no step was read
         self._hint = ""
@@ -132,6 +136,7 @@ class StepReader:
 
     def _replay_instead(self) -> None:
         """Replay the next steps: layers that no hook saw may be in compiled functions, which a replay runs eagerly."""
+        self.hooks_fire = False
         if self._reader is not None and not self._reader.reads_compiled_code and has_compiled_anything():
             with suppress(ValueError):
                 self._reader = ReplayReader(self._trainer, self._module, self._chosen_for)

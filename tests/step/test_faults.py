@@ -188,8 +188,8 @@ def test_a_full_disk_and_files(tmp_path, tiny_disk):
     plain = train(Lit, tmp_path, logger=CSVLogger(tmp_path))
     logger = CSVLogger(tiny_disk)
     callbacks = {"callbacks": lambda: [FreesSpace(tiny_disk)]}
-    views = ["overview", "panels"]
-    run = train(Lit, tiny_disk, watching(on_error="warn", views=views), logger=logger, **callbacks)
+    flags = {"views": ["overview", "panels"], "probe": False}
+    run = train(Lit, tiny_disk, watching(on_error="warn", **flags), logger=logger, **callbacks)
     assert_same(plain, run)
     assert_told_of_a_full_disk(run)
     assert Path(logger.log_dir, "metrics.csv").read_text() == Path(plain.trainer.log_dir, "metrics.csv").read_text()
@@ -609,7 +609,7 @@ def test_ctrl_c_in_a_pass_of_ours_stops_training_and_leaves_no_trace(tmp_path, n
 
 
 def test_ctrl_c_while_drawing_stops_training_and_leaves_no_trace(tmp_path, monkeypatch):
-    drawn_at_step_0 = 3 + 3 * 3
+    drawn_at_step_0 = 3 + 3 * 3 + 3  # order 0, three kinds of order 1, the probe
     monkeypatch.setattr("normgrad_lightning.views.panels.jpeg", CtrlC(drawing.jpeg, drawn_at_step_0 + 1))
     run = assert_interrupted_alike(tmp_path, Lit, "on_train_batch_end", 1)
     assert panels(run.trainer) == {tag: [0] for tag in ALL_PANELS}
