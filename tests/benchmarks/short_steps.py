@@ -2,10 +2,10 @@
 
     python tests/benchmarks/short_steps.py
 
-Small networks train on the CPU, with and without the callback, in turns: the steps up to 500, in which most events
-come, and those after them, where the budget holds. A device that computes by itself is a step that sleeps: the host may
-run one step ahead of it (its work is hidden as long as it is shorter than the step), or waits for it in each step. Such
-a step takes what the device takes, so fewer of them tell how long a plain one is.
+Small networks train on the CPU, with and without the callback, in turns of a few steps: those up to 500, in which most
+events come, and those after them, where the budget holds. A device that computes by itself is a step that sleeps: the
+host may run one step ahead of it (its work is hidden as long as it is shorter than the step), or waits for it in each
+step.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import logging
 import tempfile
 import time
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from greenlet import getcurrent, greenlet
 from harness import Figures, judged, parser, quartiles, run, spread, table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,8 +35,8 @@ FIRST = 502
 LIMIT = 1.015
 """Defaults ÷ plain, from then on."""
 
-SETTLED = 20
-"""Plain steps beside a device that do not count: the first ones load code."""
+TURN = 25
+"""Steps of a turn."""
 
 
 class Case(NamedTuple):
@@ -52,26 +54,21 @@ class Case(NamedTuple):
     rounds: int
     device: tuple[float, bool] | None = None
 
-    @property
-    def plain_steps(self) -> int:
-        """How many steps to train without the callback."""
-        return self.steps if self.device is None else min(self.steps, 150)
-
 
 TINY = (28, 4, 4)
 CASES = {
-    "3 ms": Case((28, 12, 8), 3000, 3),
-    "10 ms": Case((32, 32, 16), 1500, 3),
-    "30 ms": Case((64, 32, 16), 1000, 2),
-    "100 ms": Case((96, 40, 24), 700, 1),
+    "3 ms": Case((28, 16, 16), 3000, 5),
+    "10 ms": Case((32, 32, 16), 2000, 5),
+    "30 ms": Case((64, 32, 16), 1000, 3),
+    "100 ms": Case((96, 40, 16), 800, 1),
     **{
         f"device, {ms} ms, {how}": Case(TINY, steps, rounds, (ms / 1e3, how == "hidden"))
         for (ms, steps, rounds), how in itertools.product(
-            ((5, 1500, 2), (20, 800, 2), (100, 650, 1)), ("hidden", "waited for")
+            ((5, 1500, 3), (20, 800, 3), (100, 600, 1)), ("hidden", "waited for")
         )
     },
 }
-"""By about how long a step takes: ten minutes in all, and half of them are the steps of 100 ms."""
+"""By about how long a step takes: a quarter of an hour in all."""
 
 
 class Device:
@@ -111,37 +108,61 @@ class Small(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class Clock(pl.Callback):
-    """Notes when each step begins."""
+class Stopwatch(pl.Callback):
+    """Notes when each step begins, on a clock that stands still while the other training has its turn."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self._waited = 0.0
+
+    def now(self) -> float:
+        """Return the seconds of this training."""
+        return time.perf_counter() - self._waited
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Note it."""
-        self.times.append(time.perf_counter())
+        """Note it; let the other one have its turn."""
+        if len(self.times) % TURN == 0:
+            began = time.perf_counter()
+            getcurrent().parent.switch()
+            self._waited += time.perf_counter() - began
+        self.times.append(self.now())
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Give our callback this clock, too: it measures what it costs."""
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, NormGradCallback):
+                callback._state.budget._clock = self.now
 
 
-def seconds(case: Case, steps: int, callback: NormGradCallback | None) -> list[float]:
-    """Return when each step begins."""
+def fit(case: Case, stopwatch: Stopwatch, callbacks: list[pl.Callback]) -> None:
+    """Train."""
     pixels, width, images = case.size
-    torch.manual_seed(0)
     data = TensorDataset(torch.rand(images * 16, 3, pixels, pixels), torch.arange(images * 16) % 10)
     device = None if case.device is None else Device(case.device[0], runs_ahead=case.device[1])
-    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
-            max_steps=steps,
+            max_steps=case.steps,
             max_epochs=-1,
             accelerator="cpu",
-            callbacks=[clock, *([] if callback is None else [callback])],
+            callbacks=[stopwatch, *callbacks],
             logger=pl.loggers.TensorBoardLogger(folder),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
         trainer.fit(Small(width, device), DataLoader(data, images))
-    return clock.times
+
+
+def side_by_side(case: Case, callback: NormGradCallback) -> dict[str, list[float]]:
+    """Return when each step begins, without the callback and with it: two trainings in turns, in one thread."""
+    stopwatches = {"plain": Stopwatch(), "ours": Stopwatch()}
+    callbacks: dict[str, list[pl.Callback]] = {"plain": [], "ours": [callback]}
+    runs = [greenlet(partial(fit, case, stopwatches[name], callbacks[name])) for name in stopwatches]
+    while not all(one.dead for one in runs):
+        for one in runs:
+            if not one.dead:
+                one.switch()
+    return {name: stopwatch.times for name, stopwatch in stopwatches.items()}
 
 
 def of_a_step(times: list[float], start: int, stop: int) -> float:
@@ -164,19 +185,12 @@ def compared(case: Case, rounds: int) -> dict[str, Any]:
     """Return the ratios of the first steps and of the others, the milliseconds of a plain one, and what we say."""
     found: dict[str, list[float]] = {"first": [], "later": [], "plain": [], "share": []}
     first, last = min(FIRST, case.steps // 2), case.steps - 1
-    for turn in range(rounds):
-        callback, times = NormGradCallback(), dict[str, list[float]]()
-        for name in ("plain", "ours") if turn % 2 else ("ours", "plain"):
-            is_ours = name == "ours"
-            times[name] = seconds(case, case.steps if is_ours else case.plain_steps, callback if is_ours else None)
-        if case.device is None:
-            plain = of_a_step(times["plain"], 0, first), of_a_step(times["plain"], first, last)
-        else:
-            end = case.plain_steps - 1
-            plain = (of_a_step(times["plain"], min(SETTLED, end // 2), end),) * 2
-        found["first"].append(of_a_step(times["ours"], 0, first) / plain[0])
-        found["later"].append(of_a_step(times["ours"], first, last) / plain[1])
-        found["plain"].append(1e3 * plain[1])
+    for _ in range(rounds):
+        callback = NormGradCallback()
+        times = side_by_side(case, callback)
+        for name, steps in {"first": (0, first), "later": (first, last)}.items():
+            found[name].append(of_a_step(times["ours"], *steps) / of_a_step(times["plain"], *steps))
+        found["plain"].append(1e3 * of_a_step(times["plain"], first, last))
         found["share"].append(callback.cost)
     return {**{name: quartiles(values) for name, values in found.items()}, "steps": case.steps, "rounds": rounds}
 
