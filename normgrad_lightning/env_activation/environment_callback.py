@@ -42,16 +42,16 @@ class EnvironmentCallback(NormGradCallback):
         return f"{type(self).__qualname__}{id(self)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """As the callback does; errors name the variable."""
+        """Do as the callback does; errors name the variable."""
         with _naming_variables():
             super().setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As the callback does; errors name the variable."""
+        """Do as the callback does; errors name the variable."""
         with _naming_variables():
             super().on_fit_start(trainer, pl_module)
 
@@ -62,7 +62,7 @@ class EnvironmentCallback(NormGradCallback):
         except ValueError as error:
             self.order1_every_n_steps = None
             self._messenger.warn_once(
-                f"NormGrad ignores {variable('order1_every_n_steps')}, and training goes on with order-0 maps. {error}"
+                f"NormGrad ignores {variable('order1_every_n_steps')}; training continues with order-0 maps. {error}"
             )
 
     def _check_probe(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,7 +72,7 @@ class EnvironmentCallback(NormGradCallback):
         except ValueError as error:
             self.probe = False
             self._messenger.warn_once(
-                f"NormGrad ignores {variable('probe')}, and training goes on without a probe. {error}"
+                f"NormGrad ignores {variable('probe')}; training continues without a probe. {error}"
             )
 
     def _destinations(self, trainer: Trainer) -> tuple[list[Writer], list[str]]:
@@ -87,7 +87,7 @@ class EnvironmentCallback(NormGradCallback):
         return [FilesWriter(os.path.join(folder, "normgrad"))], []
 
     def _is_wanted(self, trainer: Trainer) -> bool:
-        """Whether the script has no callback of its own, and this is the first one added."""
+        """Return whether the script has no callback of its own, and this is the first one added."""
         ours = [callback for callback in trainer.callbacks if isinstance(callback, NormGradCallback)]  # type: ignore[attr-defined]
         others = [callback for callback in ours if not isinstance(callback, EnvironmentCallback)]
         if others:
@@ -99,7 +99,7 @@ class EnvironmentCallback(NormGradCallback):
 
 
 def in_variables(sentence: str) -> str:
-    """A sentence with variables in place of flags: `NORMGRAD_PER_IMAGE=0` for `per_image=False`."""
+    """Return a sentence with variables in place of flags: `NORMGRAD_PER_IMAGE=0` for `per_image=False`."""
 
     def spelled(found: re.Match[str]) -> str:
         flag, text = found[1], _TEXTS.get(found[2], found[2])
@@ -109,13 +109,13 @@ def in_variables(sentence: str) -> str:
 
 
 def _kinds() -> dict[str, Any]:
-    """The type of each flag."""
+    """Return the type of each flag."""
     return {name: kind for name, kind in get_type_hints(NormGradCallback.__init__).items() if name != "return"}
 
 
 @contextmanager
 def _naming_variables() -> Iterator[None]:
-    """Errors about a flag end with the variable that set it."""
+    """End errors about a flag with the variable that set it."""
     try:
         yield
     except ValueError as error:
