@@ -55,25 +55,13 @@ class EnvironmentCallback(NormGradCallback):
         with _naming_variables():
             super().on_fit_start(trainer, pl_module)
 
-    def _check_order1(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do without order-1 maps if the script cannot give its loss: a switch without code never ends a run."""
+    def _check_loss(self, trainer: Trainer, pl_module: LightningModule, flag: str) -> None:
+        """Do without a flag that needs the script's loss, if there is none: a switch without code never ends a run."""
         try:
-            super()._check_order1(trainer, pl_module)
+            super()._check_loss(trainer, pl_module, flag)
         except ValueError as error:
-            self.order1_every_n_steps = None
-            self._messenger.warn_once(
-                f"NormGrad ignores {variable('order1_every_n_steps')}; training continues with order-0 maps. {error}"
-            )
-
-    def _check_probe(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do without a probe if the script cannot give its loss."""
-        try:
-            super()._check_probe(trainer, pl_module)
-        except ValueError as error:
-            self.probe = False
-            self._messenger.warn_once(
-                f"NormGrad ignores {variable('probe')}; training continues without a probe. {error}"
-            )
+            setattr(self, flag, False if flag == "probe" else None)
+            self._messenger.warn_once(f"NormGrad ignores {variable(flag)}; training continues without it. {error}")
 
     def _destinations(self, trainer: Trainer) -> tuple[list[Writer], list[str]]:
         """Return a writer of files if there is no logger: whoever sets the switch asks for maps.
