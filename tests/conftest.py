@@ -3,13 +3,18 @@
 import gc
 import os
 
+import google_crc32c
 import pytest
 from hypothesis import settings
+from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 
 # On some virtual CPUs oneDNN's AMX path dies of an illegal instruction in bf16 products.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # The networks here are so small that a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# TensorBoard's own checksums, in pure Python, take a third of a short run.
+pywrap_tensorflow.crc32c = google_crc32c.value
 
 LONGEST = ("test_works_strategies.py", "test_stand_in.py")
 """Files that come first: at the end, one process would wait for the other."""

@@ -144,7 +144,7 @@ def plain_states(tmp_path_factory):
     return of_order
 
 
-QUICK = ("first", "last")
+QUICK = ("first", "in between")
 
 
 @pytest.mark.parametrize(
