@@ -18,7 +18,7 @@ class Callback:
 
 
 def for_both_lightnings(cls: _Class) -> _Class:
-    """The class itself, a subclass of each `Callback` that is imported, now or later.
+    """Return the class itself, a subclass of each `Callback` that is imported, now or later.
 
     Args:
         cls: a class whose only base is the `Callback` above.
@@ -39,7 +39,7 @@ class _Bases:
         self._class = cls
 
     def find_spec(self, *_: object) -> None:
-        """None: the module is somebody else's."""
+        """Find nothing: the module is somebody else's."""
         self.update()
 
     def update(self) -> None:

@@ -45,6 +45,7 @@ else:
 
 _ORDER0 = "order0"
 _SET_BY_TRAINER = ("log", "log_dict")  # methods of the module
+_ASKS_FOR = {"order1_every_n_steps": "order-1 maps", "probe": "maps of the same images through training"}
 
 
 def _explains_removed_flags(init: Callable[..., None]) -> Callable[..., None]:
@@ -252,9 +253,9 @@ class NormGradCallback(Callback):
             return
         self._messenger.start_over()
         if self._settings.schedule.order1_every_n_steps is not None:
-            self._check_order1(trainer, pl_module)
+            self._check_loss(trainer, pl_module, "order1_every_n_steps")
         if self._settings.images.asks_for_probe:
-            self._check_probe(trainer, pl_module)
+            self._check_loss(trainer, pl_module, "probe")
         if trainer.global_step == 0:
             self._state.start_over()
         writers, notes = list[Writer](), list[str]()
@@ -309,13 +310,9 @@ class NormGradCallback(Callback):
         name = self._settings.general.name
         return MapSet.group if name is None else f"{MapSet.group}_{name}"
 
-    def _check_order1(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise if order-1 passes cannot compute the module's loss."""
-        check_training_loss(trainer, pl_module, "`order1_every_n_steps`: order-1 maps")
-
-    def _check_probe(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise if passes on a probe cannot compute the module's loss."""
-        check_training_loss(trainer, pl_module, "`probe`: maps of the same images through training")
+    def _check_loss(self, trainer: Trainer, pl_module: LightningModule, flag: str) -> None:
+        """Raise if the passes that a flag asks for cannot compute the module's loss."""
+        check_training_loss(trainer, pl_module, f"`{flag}`: {_ASKS_FOR[flag]}")
 
     def _destinations(self, trainer: Trainer) -> tuple[list[Writer], list[str]]:
         """Return a writer for each destination, and a note for each logger that takes no images."""

@@ -15,7 +15,7 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise if `value` is no list of some of the choices, each once."""
+    """Raise if `value` is not a list of some of the choices, each once."""
     known = list(choices)
     given = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     unknown = [one for one in given if one not in known]
@@ -26,20 +26,20 @@ def check_choices(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def check_names(name: str, value: object, of: str) -> None:
-    """Raise if `value` is no list of texts. `of`: what each of them names."""
+    """Raise if `value` is not a list of texts. `of`: what each of them names."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     if not is_list or not value or not all(isinstance(one, str) and one.strip() for one in value):  # type: ignore[attr-defined]
         raise ValueError(f"`{name}`: expected a list of names, one for each {of}, but got {value!r}.")
 
 
 def check_whole(name: str, value: object, least: int, hint: str = "") -> None:
-    """Raise if `value` is no whole number of at least `least`."""
+    """Raise if `value` is not a whole number of at least `least`."""
     if not _is_whole(value) or int(value) < least:  # type: ignore[call-overload]
         raise ValueError(f"`{name}`: expected a whole number of at least {least}, but got {value!r}.{hint}")
 
 
 def check_positive(name: str, value: object) -> None:
-    """Raise if `value` is no finite number above zero."""
+    """Raise if `value` is not a finite number above zero."""
     if not _is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
         raise ValueError(f"`{name}`: expected a number above 0, but got {value!r}.")
 
@@ -61,7 +61,7 @@ def check_normalisation(mean: object, std: object) -> None:
 
 
 def check_opacity(value: object) -> None:
-    """Raise if `value` is no number from 0 to 1."""
+    """Raise if `value` is not a number from 0 to 1."""
     if not _is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
         raise ValueError(f"`opacity`: expected a number from 0 (image only) to 1 (map only), but got {value!r}.")
 

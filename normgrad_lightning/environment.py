@@ -23,7 +23,7 @@ REMOVED = {
 
 
 def switch() -> bool | None:
-    """Whether the environment switches NormGrad on or off; None if it says nothing."""
+    """Return whether the environment switches NormGrad on or off; None if it says nothing."""
     text = os.environ.get(SWITCH, "").strip()
     if not text:
         return None
@@ -34,22 +34,22 @@ def switch() -> bool | None:
 
 
 def variables() -> dict[str, str]:
-    """The variables of flags that are set to something, by the flag's name."""
+    """Return the variables of flags that are set to something, by the flag's name."""
     prefix = f"{SWITCH}_"
     texts = {name: text.strip() for name, text in os.environ.items() if name.startswith(prefix)}
     return {name[len(prefix) :].lower(): text for name, text in texts.items() if text}
 
 
 def variable(flag: str) -> str:
-    """The name of a flag's variable."""
+    """Return the name of a flag's variable."""
     return f"{SWITCH}_{flag.upper()}"
 
 
 def flags(kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that the environment sets, each of its own type.
+    """Return the flags that the environment sets, each of its own type.
 
     Args:
-        kinds: the types of all flags that there are.
+        kinds: the types of all flags.
 
     Raises:
         ValueError: a variable that is none of them, or that cannot be read.
@@ -74,7 +74,7 @@ def _read(flag: str, text: str, kinds: Mapping[str, Any]) -> Any:
 
 
 def can_be_set(flag: str, text: str, kinds: Mapping[str, Any]) -> bool:
-    """Whether a variable can give a flag this value: a batch, for example, can be given in code only."""
+    """Return whether a variable can give a flag this value: a batch, for example, can be given in code only."""
     try:
         parse(text, kinds[flag])
     except ValueError:
@@ -83,7 +83,7 @@ def can_be_set(flag: str, text: str, kinds: Mapping[str, Any]) -> bool:
 
 
 def parse(text: str, kind: Any) -> Any:
-    """The value of this type that is written in the text; lists are separated by commas, in brackets or not.
+    """Return the value of this type that is written in the text; lists are separated by commas, in brackets or not.
 
     Raises:
         ValueError: if it cannot be read as one.
@@ -100,7 +100,7 @@ def parse(text: str, kind: Any) -> Any:
 
 
 def spoken(kind: Any) -> str:
-    """A type in the words of a message."""
+    """Return a type in the words of a message."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         listed = [get_args(kind)[0] for kind in inner if get_origin(kind) is Sequence]

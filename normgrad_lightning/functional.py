@@ -46,7 +46,7 @@ __all__ = [
 
 
 def normgrad(x: Tensor, g: Tensor) -> Tensor:
-    """Order-0 map of an imaginary 1×1 identity convolution at the point where `x` lives.
+    """Return the order-0 map of an imaginary 1×1 identity convolution at the point where `x` lives.
 
     `m_u = ‖x_u‖ · ‖g_u‖`, the Frobenius norm of `g_u x_uᵀ`.
 
@@ -71,7 +71,7 @@ def normgrad(x: Tensor, g: Tensor) -> Tensor:
 
 
 def normgrad_linear(x: Tensor, g: Tensor) -> Tensor:
-    """Order-0 map of a linear layer's own weight, whose channels come last.
+    """Return the order-0 map of a linear layer's own weight, whose channels come last.
 
     Args:
         x: the layer's input, `(N, *S, C)`.
@@ -105,7 +105,7 @@ def normgrad_conv(
     padding_mode: str = "zeros",
     accumulate: bool = True,
 ) -> Tensor:
-    """Order-0 map of a convolution's own weight.
+    """Return the order-0 map of a convolution's own weight.
 
     Output location `u` read the patch `P_u(x)` and contributes `g_u ⊗ P_u(x)`, group by group (γ):
 
@@ -162,7 +162,7 @@ def normgrad_conv_transpose(
     groups: int = 1,
     accumulate: bool = True,
 ) -> Tensor:
-    """Order-0 map of a transposed convolution's own weight: `normgrad_conv` with `x` and `g` in swapped roles.
+    """Return the order-0 map of a transposed convolution's own weight: `normgrad_conv`, `x` and `g` swapped.
 
     Input location `u` wrote to a patch of the output and contributes `x_u ⊗ P_u(g)`.
 
@@ -204,7 +204,7 @@ def normgrad_order1(
     adversarial: bool = False,
     factorised: bool = True,
 ) -> Tensor:
-    """Order-1 map of an imaginary 1×1 identity convolution: what a location contributes to learning from this image.
+    """Return the order-1 map of an imaginary 1×1 identity convolution: what a location adds to learning from the image.
 
     It belongs to the loss after one inner step of SGD, `ℓ(θ − ε∇ℓ(θ))`, whose Hessian term is a centred difference:
 
@@ -254,19 +254,19 @@ def normgrad_order1(
 
 
 def hessian_factor(epsilon: float, h: float, adversarial: bool) -> float:
-    """What the difference of the passes at `θ⁺` and `θ⁻` is multiplied by: `∓ε/(2h)`."""
+    """Return what the difference of the passes at `θ⁺` and `θ⁻` is multiplied by: `∓ε/(2h)`."""
     return (epsilon if adversarial else -epsilon) / (2 * h)
 
 
 def corrected_gradient(g: Tensor, g_plus: Tensor, g_minus: Tensor, factor: float) -> Tensor:
-    """The gradient at the stepped weights with its Hessian term, `g + factor · (g⁺ − g⁻)`."""
+    """Return the gradient at the stepped weights with its Hessian term, `g + factor · (g⁺ − g⁻)`."""
     dtype = wide_dtype(g)
     g, g_plus, g_minus = (plain(t).detach().to(dtype) for t in (g, g_plus, g_minus))
     return g + factor * (g_plus - g_minus)
 
 
 def contrast(order1: Tensor, adversarial: Tensor) -> Tensor:
-    """What an order-1 and an adversarial map do not share: `c_u = m_u/Σm − m^adv_u/Σm^adv`, image by image.
+    """Return what an order-1 and an adversarial map do not share: `c_u = m_u/Σm − m^adv_u/Σm^adv`, image by image.
 
     Positive where learning from the image lives, negative where damage would; the sum over an image is zero.
 
@@ -295,7 +295,7 @@ def contrast(order1: Tensor, adversarial: Tensor) -> Tensor:
 
 
 def grad_cam(x: Tensor, g: Tensor) -> Tensor:
-    """Grad-CAM: `m_u = max(ḡᵀ x_u, 0)`, where `ḡ` is the mean of `g` over locations.
+    """Return the Grad-CAM map, `m_u = max(ḡᵀ x_u, 0)`, where `ḡ` is the mean of `g` over locations.
 
     Args:
         x: activation, `(N, C, *S)`.
@@ -328,12 +328,12 @@ def weighted_activation(x: Tensor, g: Tensor, sign: float) -> Tensor:
     return torch.relu((plain(x).detach() * weights).sum(1, dtype=dtype))
 
 
-_FLOOR = 1e-6  # of a map's mean: one layer that is dark at a place does not make the combined map dark there
+_FLOOR = 1e-6  # of a map's mean: a layer that is dark at a location does not make the combined map dark there
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def combine(maps: Mapping[str, Tensor] | Iterable[Tensor], size: int | Sequence[int]) -> Tensor:
-    """One map for all depths: as fine as those of early layers, as focused as those of late ones.
+    """Return one map for all depths: as fine as those of early layers, as focused as those of late ones.
 
     The geometric mean, image by image, of the L layers' maps, each divided by its own mean:
 
@@ -373,7 +373,7 @@ def combine(maps: Mapping[str, Tensor] | Iterable[Tensor], size: int | Sequence[
 
 
 def _checked_maps(maps: list[Tensor]) -> list[Tensor]:
-    """The maps in one wide type; raises if they cannot be of the same images."""
+    """Return the maps in one wide type; raise if they cannot be of the same images."""
     if not maps:
         raise ValueError(
             "`maps`: expected the maps of at least one layer, but got none. Pass those of a step that ran."

@@ -84,8 +84,8 @@ class MapSet:
         images: `(N, C, *S)`, as the network saw them; None if none was recognised.
         images_of: the same by layer. Another tensor than `images` if another backward pass reached the layer, as in a
             GAN.
-        layers: all layers asked for, in the order of the network: a layer's place here is its number in tags.
-        variant: what tells these tags from others of the kind: `_weight`, `_batch`.
+        layers: all layers asked for, in the order of the network: a layer's index here is its number in tags.
+        variant: distinguishes these tags from others of the kind: `_weight`, `_batch`.
         source: where the images came from: the training batch, or a probe.
         labels: the class of each image, where it is known; negative: none. A tensor as long as the set is on a device.
         classes: the names of the classes, by number; None: they have none.
@@ -140,10 +140,10 @@ class MapSet:
 
 
 def class_name(label: int, classes: Sequence[str] | None) -> str:
-    """The name of a class, or its number."""
+    """Return the name of a class, or its number."""
     return classes[label] if classes is not None and label < len(classes) else str(label)
 
 
 def numbered_tags(group: str, layers: Iterable[str]) -> dict[str, str]:
-    """A tag for each layer in a group; its number keeps the order of the network."""
+    """Return a tag for each layer in a group; its number keeps the order of the network."""
     return {layer: f"{group}/{number:02d}_{layer}" for number, layer in enumerate(layers)}

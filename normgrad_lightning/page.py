@@ -69,7 +69,7 @@ class Page:
 
     @classmethod
     def joined(cls, pages: Sequence[Page]) -> Page:
-        """One page with all that these show. They belong to one step."""
+        """Return one page with all that these show. They belong to one step."""
         _check_that_each_is_there_once([tag for page in pages for tag in page.tags])
         return cls(
             pages[0].step,

@@ -120,7 +120,7 @@ def check_probe(probe: object) -> None:
 
 
 def _is_made_of_plain_values(value: object) -> bool:
-    """Whether it is what a config can say: text, numbers, and lists and mappings of these."""
+    """Return whether it is what a config can say: text, numbers, and lists and mappings of these."""
     if isinstance(value, str | bytes | int | float | None):
         return True
     if isinstance(value, Mapping):
@@ -129,7 +129,7 @@ def _is_made_of_plain_values(value: object) -> bool:
 
 
 def every(steps: int) -> str:
-    """A number of steps in the words of an announcement."""
+    """Return a number of steps in the words of an announcement."""
     return "every step" if steps == 1 else f"every {steps} steps"
 
 
@@ -207,7 +207,7 @@ class Settings:
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Settings:
-        """The settings that these flags mean; values of other names are ignored."""
+        """Return the settings that these flags mean; values of other names are ignored."""
         groups = {
             name: group(**{flag.name: _value(flag, flags[flag.name]) for flag in fields(group)})
             for name, group in get_type_hints(cls).items()
@@ -216,7 +216,7 @@ class Settings:
 
     @property
     def variant(self) -> str:
-        """What tells tags of maps at this target from those at a layer's output."""
+        """Part of the tags of maps at other targets than a layer's output."""
         return "" if self.read.target == "output" else f"_{self.read.target}"
 
     @property
@@ -230,13 +230,13 @@ class Settings:
         return self.general.layers, self.general.kinds, self.read, self.read_first
 
     def flags(self) -> dict[str, Any]:
-        """Each flag's value, by its name."""
+        """Return each flag's value, by its name."""
         groups = [getattr(self, group.name) for group in fields(self)]
         return {flag.name: getattr(group, flag.name) for group in groups for flag in fields(group)}
 
     @cached_property
     def changed(self) -> str:
-        """What tells two callbacks apart: the flags that are not the default, but for batches and `on_error`.
+        """The flags that are not the default, but for batches and `on_error`: they tell two callbacks apart.
 
         Lightning asks for it several times a step.
         """
@@ -250,7 +250,7 @@ class Settings:
         return str(changed)
 
     def with_flag(self, name: str, value: Any) -> Settings:
-        """The same settings with another value of one flag."""
+        """Return the same settings with another value of one flag."""
         return self.of({**self.flags(), name: value})
 
 
@@ -259,6 +259,6 @@ FLAGS = frozenset(flag.name for group in get_type_hints(Settings).values() for f
 
 
 def _value(flag: Field[Any], value: Any) -> Any:
-    """Lists of configs, such as OmegaConf's, as plain lists; other values, and batches, unchanged."""
+    """Return lists of configs, such as OmegaConf's, as plain lists; other values, and batches, unchanged."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and AS_IS not in flag.metadata
     return list(value) if is_list else value

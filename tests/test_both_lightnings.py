@@ -144,19 +144,19 @@ def plain_states(tmp_path_factory):
     return of_order
 
 
-QUICK = ("first", "last")
+QUICK = ("first", "in between")
 
 
 @pytest.mark.parametrize(
     "order", [pytest.param(order, marks=() if order in QUICK else pytest.mark.slow) for order in ORDERS]
 )
 def test_it_is_a_callback_of_both_in_any_order_of_imports(order, plain_states, tmp_path):
-    imports, place = ORDERS[order]
+    imports, index = ORDERS[order]
     lines = [f"{line}\nstates.append(state())" for line in imports]
-    lines[place] += MAKE
+    lines[index] += MAKE
     got, _ = said(tmp_path, *lines, TRAIN, LOOK)
     seen = got.pop("states")
-    del seen[place]
+    del seen[index]
     assert seen == plain_states(tuple(line for line in imports if line != OURS))
     flags = [["auto", 2], ["net.2", None]]
     assert got == {

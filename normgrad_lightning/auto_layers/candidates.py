@@ -26,9 +26,9 @@ class CandidateLayer:
         layout: how to read its tensor as channels on a grid.
         image_grid: the size of the images; None if none were recognised.
         weighted: how many layers with weights of their own it is made of.
-        returns: whether it gives as many places as it was given: what is inside may have left the grid in between.
+        returns: whether it gives as many locations as it was given: what is inside may have left the grid in between.
         tensor: a number for the tensor; layers that pass it on unchanged share it.
-        place: where in the network the tensor stands; None if autograd's graph does not show it.
+        position: where in the network the tensor stands; None if autograd's graph does not show it.
         is_dead_end: whether the graph shows that what the network gives does not depend on it.
     """
 
@@ -39,16 +39,16 @@ class CandidateLayer:
     weighted: int
     returns: bool
     tensor: int
-    place: GraphPosition | None = None
+    position: GraphPosition | None = None
     is_dead_end: bool = False
 
     @property
     def is_out_of_order(self) -> bool:
         """Whether all that is learned goes through tokens that are not in the order of the image's rows."""
-        place = self.place
-        if place is None or not self.layout.is_tokens or not place.comes_from_images:
+        position = self.position
+        if position is None or not self.layout.is_tokens or not position.comes_from_images:
             return False
-        return not place.bypass and not place.keeps_order
+        return not position.bypass and not position.keeps_order
 
 
 class CandidateLayers:
@@ -75,7 +75,7 @@ class CandidateLayers:
         self.let_go()
 
     def wants(self, name: str, entry: int) -> bool:
-        """Whether a layer is to be added: only for the first images that it is seen with, as others may be crops."""
+        """Return whether to add a layer: only for the first images that it is seen with, as others may be crops."""
         return self._entries.get(name, entry) == entry
 
     def note_source(self, entry: int, t: Tensor, *, is_sure: bool) -> None:
@@ -106,7 +106,7 @@ class CandidateLayers:
         candidate = CandidateLayer(name, layer, layout, weighted=weighted, tensor=self._tensors, **seen)
         self._waiting.append((candidate, None if t.grad_fn is None else value_of(t)))
 
-    def place(self, outputs: Iterable[Tensor], *, has_weights: bool) -> None:
+    def locate(self, outputs: Iterable[Tensor], *, has_weights: bool) -> None:
         """Find where the layers added since the last call stand, in the graph of what a network gives.
 
         Called before the network returns: its graph must not be held for longer than that. Of the graph, only the
@@ -120,9 +120,9 @@ class CandidateLayers:
             self._seen = [_no_prediction(candidate) for candidate in self._seen]
         graph = Graph(outputs, self.first_features())
         for candidate, value in self._waiting:
-            place = None if value is None else graph.place(value)
-            is_dead_end = place is None and value is not None
-            self._seen.append(replace(candidate, place=place, is_dead_end=is_dead_end))
+            position = None if value is None else graph.position_of(value)
+            is_dead_end = position is None and value is not None
+            self._seen.append(replace(candidate, position=position, is_dead_end=is_dead_end))
         self._waiting.clear()
 
     def let_go(self) -> None:
@@ -131,21 +131,21 @@ class CandidateLayers:
         self._sources.clear()
 
     def first_features(self) -> list[Value]:
-        """The first features of the images; none if some have no graph, as in a frozen network."""
+        """Return the first features of the images; none if some have no graph, as in a frozen network."""
         values = list(self._sources.values())
         return [] if None in values else [value for value in values if value is not None]
 
 
 def has_weights(layer: nn.Module) -> bool:
-    """Whether a layer, or any layer inside it, has weights."""
+    """Return whether a layer, or any layer inside it, has weights."""
     return next(layer.parameters(), None) is not None
 
 
 def has_own_weights(layer: nn.Module) -> bool:
-    """Whether a layer itself has weights; those of a weight norm are the layer's own."""
+    """Return whether a layer itself has weights; those of a weight norm are the layer's own."""
     return next(layer.parameters(recurse=False), None) is not None or "parametrizations" in layer._modules
 
 
 def _no_prediction(candidate: CandidateLayer) -> CandidateLayer:
-    place = candidate.place
-    return candidate if place is None else replace(candidate, place=replace(place, feeds_weights=True))
+    position = candidate.position
+    return candidate if position is None else replace(candidate, position=replace(position, feeds_weights=True))

@@ -12,6 +12,7 @@ from torch import nn
 
 from normgrad_lightning.auto_layers.candidates import CandidateLayer
 from normgrad_lightning.layers.layouts import UNDISTORTED
+from normgrad_lightning.maths.spacing import evenly_spaced
 
 MAX_AUTO_LAYERS = 5
 MIN_FAMILY = 4
@@ -35,10 +36,10 @@ def choose(
     """
     network = _Network([_from_branch(s) for s in candidates] if in_branches else candidates, nonzero)
     if network.isotropic is not None:
-        return _evenly_spaced(network.blocks_on(network.isotropic))
+        return _of_all_depths(network.blocks_on(network.isotropic))
     ends = network.ends()
     if len(ends) == 1 and len(blocks := network.blocks_on(ends[0].layout.grid)) > 1 and _is_block(ends[0]):
-        return _evenly_spaced(blocks)
+        return _of_all_depths(blocks)
     return list(dict.fromkeys(_representative(end, ends, network.usable) for end in ends))
 
 
@@ -80,7 +81,7 @@ class _Network:
         return grid if has_most and len(family) >= MIN_FAMILY else None
 
     def blocks_on(self, grid: Grid) -> list[str]:
-        """The largest family of sibling blocks on a grid; without one, all layers with weights there."""
+        """Return the largest family of sibling blocks on a grid; without one, all layers with weights there."""
         family = self._family(grid)
         family = family if len(family) > 1 else self._family(grid, parallel=True)
         if len(family) < 2:
@@ -91,7 +92,7 @@ class _Network:
         return names[:-1] if family[-1].layout.prefix and not self._knows_nonzero else names
 
     def ends(self) -> list[CandidateLayer]:
-        """The last layer of each resolution, in the order of the network."""
+        """Return the last layer of each resolution, in the order of the network."""
         ends = [self._end(grid) for grid in dict.fromkeys(s.layout.grid for s in self.usable)]
         coarsest = min(ends, key=lambda end: _cells(end.layout.grid), default=None)
         features = [end for end in ends if end is coarsest or not _predicts(end)]
@@ -105,7 +106,7 @@ class _Network:
         return [s for s in self.usable if s.layout.grid == grid]
 
     def _family(self, grid: Grid, *, parallel: bool = False) -> list[CandidateLayer]:
-        """The largest family of blocks of one class on a grid, as the network runs: siblings, or else any.
+        """Return the largest family of blocks of one class on a grid, as the network runs: siblings, or else any.
 
         Args:
             grid: the grid.
@@ -124,7 +125,7 @@ class _Network:
         return list(family.values())
 
     def _end(self, grid: Grid) -> CandidateLayer:
-        """The last layer of a grid: of the layers alike by each rule in turn, the last one.
+        """Return the last layer of a grid: of the layers alike by each rule in turn, the last one.
 
         What begins a step to another grid belongs to that step. The fewer features go around a layer, the more of what
         is learned goes through it. What the network predicts is no feature. A block that works on many grids is the
@@ -141,14 +142,14 @@ class _Network:
         return [s for s in group if _is_block(s) or _size(s) > largest][-1]
 
     def _is_stage(self, s: CandidateLayer) -> bool:
-        """Whether a layer that features go around is no pooled pyramid, no detour and no step to another grid."""
+        """Return whether a layer that features bypass is not a pooled pyramid, a detour or a step to another grid."""
         return _has_proportions(s) and not self._is_on_the_way(s)
 
     def _holds_stages(self, s: CandidateLayer) -> bool:
         return len({grid for name, grid, _ in self._weights if name.startswith(f"{s.name}.")}) > 2
 
     def _is_on_the_way(self, s: CandidateLayer) -> bool:
-        """Whether a layer is on a detour from another grid, as pooled keys are, or begins a step to another grid.
+        """Return whether a layer is on a detour from another grid (pooled keys), or begins a step to another grid.
 
         A block that steps works on two grids. A layer that is a block with most of its weights is more than the step.
         """
@@ -162,7 +163,7 @@ class _Network:
         return False
 
     def _blocks_around(self, s: CandidateLayer) -> list[str]:
-        """The blocks that hold a layer, though not all of them, and end on another grid."""
+        """Return the blocks that hold a layer, though not all of them, and end on another grid."""
         parts = s.name.split(".")
         around = (".".join(parts[:depth]) for depth in range(1, len(parts)))
         blocks = (name for name in around if type(self._layers.get(name)) not in (*_PLAIN_CONTAINERS, type(None)))
@@ -170,7 +171,7 @@ class _Network:
         return [name for name in elsewhere if not all(other.name.startswith(f"{name}.") for other in self.usable)]
 
     def _strong_grids(self) -> set[Grid]:
-        """The grids that features must go through: those of cuts, and the levels of a U-Net.
+        """Return the grids that features must go through: those of cuts, and the levels of a U-Net.
 
         A U-Net's skips go around all of its deeper levels. It comes back to each level after a coarser one, but for the
         coarsest, which stands between two visits of the level above. Pooled features are visited the other way around.
@@ -183,25 +184,25 @@ class _Network:
 
 
 def _is_candidate(s: CandidateLayer) -> bool:
-    """Whether a layer gives features of the images, on a grid with several cells."""
+    """Return whether a layer gives features of the images, on a grid with several cells."""
     if not _learns(s) or _cells(s.layout.grid) < 2 or not _has_aspect(s):
         return False
-    return s.place is None or (s.place.comes_from_images and (s.place.keeps_order or not s.layout.is_tokens))
+    return s.position is None or (s.position.comes_from_images and (s.position.keeps_order or not s.layout.is_tokens))
 
 
 def _learns(s: CandidateLayer) -> bool:
-    """Whether a layer computes features: it has weights or is an activation, and is more than a list of layers."""
+    """Return whether a layer computes features: it has weights or is an activation, and is not a list of layers."""
     if s.name == "" or type(s.layer) in _PLAIN_CONTAINERS:
         return False
     return s.weighted > 0 or type(s.layer).__module__ == nn.ReLU.__module__
 
 
 def _has_aspect(s: CandidateLayer) -> bool:
-    """Whether one stride explains each side of the grid to within a cell.
+    """Return whether one stride explains each side of the grid to within a cell.
 
     Convolutions may have another stride for each side; what everything goes through needs no other evidence.
     """
-    is_sure = s.place is not None and s.place.is_cut and not s.layout.channels_last
+    is_sure = s.position is not None and s.position.is_cut and not s.layout.channels_last
     if s.image_grid is None or len(s.image_grid) != 2 or is_sure:
         return True
     sides = list(zip(s.image_grid, s.layout.grid, strict=True))
@@ -210,7 +211,7 @@ def _has_aspect(s: CandidateLayer) -> bool:
 
 
 def _has_proportions(s: CandidateLayer) -> bool:
-    """Whether the sides of the grid have the proportions of the image's."""
+    """Return whether the sides of the grid have the proportions of the image's."""
     if s.image_grid is None or len(s.image_grid) != 2:
         return True
     rows, columns = (cells / pixels for cells, pixels in zip(s.layout.grid, s.image_grid, strict=True))
@@ -218,7 +219,7 @@ def _has_proportions(s: CandidateLayer) -> bool:
 
 
 def _without_windows(candidates: Sequence[CandidateLayer]) -> list[CandidateLayer]:
-    """The candidates without those whose axes only look like a grid: attention's windows, and what is inside of them.
+    """Return the candidates without those whose axes only look like a grid: attention's windows, and what is in them.
 
     Windows are cut from a grid that was seen before, so they have as many cells. A layer without weights says nothing
     about its axes: some layer with weights must be on the same grid.
@@ -257,7 +258,7 @@ def _weights(candidates: Iterable[CandidateLayer]) -> list[tuple[str, Grid, int]
 
 
 def _representative(end: CandidateLayer, ends: Sequence[CandidateLayer], usable: Sequence[CandidateLayer]) -> str:
-    """The best name for the tensor at `end`: the outermost block that gives it, else the innermost layer.
+    """Return the best name for the tensor at `end`: the outermost block that gives it, else the innermost layer.
 
     A block that contains another chosen layer is the network rather than a layer of it.
     """
@@ -269,32 +270,30 @@ def _representative(end: CandidateLayer, ends: Sequence[CandidateLayer], usable:
     return narrow[-1] if narrow else names[0]
 
 
-def _evenly_spaced(names: Sequence[str]) -> list[str]:
-    """At most five names, the first and the last among them."""
-    count = min(MAX_AUTO_LAYERS, len(names))
-    steps = max(count - 1, 1)
-    return [names[round(i * (len(names) - 1) / steps)] for i in range(count)]
+def _of_all_depths(names: Sequence[str]) -> list[str]:
+    """Return at most five names, the first and the last among them."""
+    return [names[index] for index in evenly_spaced(len(names), MAX_AUTO_LAYERS)]
 
 
 def _comes_back(grid: Grid, visits: Sequence[Grid]) -> bool:
-    """Whether a grid is visited again after a coarser one."""
+    """Return whether a grid is visited again after a coarser one."""
     first, last = visits.index(grid), len(visits) - 1 - visits[::-1].index(grid)
     return any(_cells(other) < _cells(grid) for other in visits[first:last])
 
 
 def _from_branch(s: CandidateLayer) -> CandidateLayer:
-    """The candidate as if the block's input did not go around it."""
-    return s if s.place is None else replace(s, place=replace(s.place, bypass=max(s.place.bypass - 1, 0)))
+    """Return the candidate as if the block's input did not go around it."""
+    return s if s.position is None else replace(s, position=replace(s.position, bypass=max(s.position.bypass - 1, 0)))
 
 
 def _bypass(s: CandidateLayer) -> int:
-    """How many features go around a layer; if the graph does not show it, none are known."""
-    return 0 if s.place is None else s.place.bypass
+    """Return how many features go around a layer; if the graph does not show it, none are known."""
+    return 0 if s.position is None else s.position.bypass
 
 
 def _predicts(s: CandidateLayer) -> bool:
-    """Whether a single layer gives what the network predicts: logits, or an image."""
-    return s.place is not None and not s.place.feeds_weights and not _is_block(s)
+    """Return whether a single layer gives what the network predicts: logits, or an image."""
+    return s.position is not None and not s.position.feeds_weights and not _is_block(s)
 
 
 def _cells(grid: Grid) -> int:
@@ -302,7 +301,7 @@ def _cells(grid: Grid) -> int:
 
 
 def _family_size(family: Mapping[str, CandidateLayer]) -> tuple[int, int]:
-    """How many blocks a family has, then how many weights."""
+    """Return how many blocks a family has, then how many weights."""
     return len(family), sum(map(_size, family.values()))
 
 

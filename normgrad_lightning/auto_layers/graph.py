@@ -56,7 +56,7 @@ class Graph:
         roots = [value_of(t) for t in outputs if t.grad_fn is not None]
         self._inputs = _inputs_below(roots)
         self._nodes = sorted(self._inputs, key=_made)
-        self._position = {node: place for place, node in enumerate(self._nodes)}
+        self._index_of = {node: index for index, node in enumerate(self._nodes)}
         begin = {node for node, _ in sources if node in self._inputs}
         self._from_images = self._reached_from(begin) if begin else set(self._nodes)
         self._in_order = self._reached_in_order(begin) if begin else set(self._nodes)
@@ -65,16 +65,16 @@ class Graph:
         self._features = self._count_alive(_is_spatial)
         self._values = self._count_alive(lambda value: True)
 
-    def place(self, value: Value) -> GraphPosition | None:
-        """Where the tensor stands; None if the outputs do not depend on it."""
+    def position_of(self, value: Value) -> GraphPosition | None:
+        """Return where the tensor stands; None if the outputs do not depend on it."""
         node, _ = value
-        place = self._position.get(node)
-        if place is None:
+        index = self._index_of.get(node)
+        if index is None:
             return None
         goes_on = self._goes_on(value)
         return GraphPosition(
-            bypass=self._features[place] - (goes_on and _is_spatial(value)),
-            is_cut=self._values[place] == goes_on,
+            bypass=self._features[index] - (goes_on and _is_spatial(value)),
+            is_cut=self._values[index] == goes_on,
             comes_from_images=node in self._from_images,
             keeps_order=node in self._in_order,
             feeds_weights=node in self._feeding,
@@ -98,7 +98,7 @@ class Graph:
         return reached
 
     def _with_weights_after(self) -> set[Any]:
-        """The nodes whose values are used together with weights, at once or later."""
+        """Return the nodes whose values are used together with weights, at once or later."""
         feeding: set[Any] = set()
         for node in reversed(self._nodes):
             if node in feeding or _has_weights(node):
@@ -106,36 +106,36 @@ class Graph:
         return feeding
 
     def _last_uses(self, roots: Iterable[Value]) -> dict[Value, int]:
-        """The place of the last node that uses a value; what nothing else uses is used at the end."""
+        """Return the index of the last node that uses each value; what nothing else uses is used at the end."""
         uses: dict[Value, int] = {}
-        for place, node in enumerate(self._nodes):
+        for index, node in enumerate(self._nodes):
             for value in self._inputs[node]:
-                uses[value] = place
+                uses[value] = index
         for root in roots:
             uses.setdefault(root, len(self._nodes))
         return uses
 
     def _count_alive(self, counts: Callable[[Value], bool]) -> list[int]:
-        """For each node, how many values are there: made by it or before it, and used after it."""
+        """Return for each node how many values are alive: made by it or before it, and used after it."""
         changes: Counter[int] = Counter()
         for value, last in self._last_use.items():
             if self._goes_on(value) and counts(value):
-                changes[self._position[value[0]]] += 1
+                changes[self._index_of[value[0]]] += 1
                 changes[last] -= 1
-        return list(accumulate(changes[place] for place in range(len(self._nodes))))
+        return list(accumulate(changes[index] for index in range(len(self._nodes))))
 
     def _goes_on(self, value: Value) -> bool:
-        """Whether a value comes from the images and is used again."""
+        """Return whether a value comes from the images and is used again."""
         return value in self._last_use and value[0] in self._from_images
 
 
 def value_of(t: Tensor) -> Value:
-    """The tensor as the graph knows it."""
+    """Return the tensor as the graph knows it."""
     return t.grad_fn, t.output_nr
 
 
 def _inputs_below(roots: Iterable[Value]) -> dict[Any, list[Value]]:
-    """All nodes below, each with the values that it is computed from."""
+    """Return all nodes below, each with the values that it is computed from."""
     inputs: dict[Any, list[Value]] = {}
     waiting = [node for node, _ in roots]
     while waiting:
@@ -152,18 +152,18 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _has_weights(node: Any) -> bool:
-    """Whether a node uses parameters; a single number, such as a temperature, only scales."""
+    """Return whether a node uses parameters; a single number, such as a temperature, only scales."""
     leaves = (source for source, _ in node.next_functions if source is not None and _is_leaf(source))
     return any(leaf.variable.numel() > 1 for leaf in leaves)
 
 
 def _made(node: Any) -> int:
-    """Counts nodes in the order in which the forward pass made them."""
+    """Return a number that grows in the order in which the forward pass made the nodes."""
     return int(node._sequence_nr())
 
 
 def _is_spatial(value: Value) -> bool:
-    """Whether a value has several places: not a class token, a pooled vector or the weights of channels."""
+    """Return whether a value has several locations: not a class token, a pooled vector or the weights of channels."""
     node, nr = value
     return sum(int(size) > 1 for size in node._input_metadata[nr].shape[1:]) > 1
 

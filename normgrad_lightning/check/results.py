@@ -111,9 +111,9 @@ class Tally:
         if not all(map(math.isfinite, (plain, covered, covered_control))):
             return
         self.n += 1
-        for place, value in enumerate([*losses, covered - covered_control, pasted - pasted_control]):
-            self._sums[place] += value
-            self._squares[place] += value * value
+        for index, value in enumerate([*losses, covered - covered_control, pasted - pasted_control]):
+            self._sums[index] += value
+            self._squares[index] += value * value
 
     def mean(self, of: str) -> float:
         """Return the mean of a quantity; NaN if an image had none."""
@@ -123,9 +123,9 @@ class Tally:
         """Return the standard error of a mean; infinite for fewer than two images."""
         if self.n < 2:
             return math.inf
-        place = QUANTITIES.index(of)
-        total = self._sums[place]
-        return math.sqrt(max(self._squares[place] - total * total / self.n, 0.0) / (self.n - 1) / self.n)
+        index = QUANTITIES.index(of)
+        total = self._sums[index]
+        return math.sqrt(max(self._squares[index] - total * total / self.n, 0.0) / (self.n - 1) / self.n)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint carries."""

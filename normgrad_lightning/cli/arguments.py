@@ -27,7 +27,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, module_is_required: 
 
 
 def name_and_value(text: str) -> tuple[str, Any]:
-    """Return both parts of `name=value`; a value that is no Python literal is text."""
+    """Return both parts of `name=value`; a value that is not a Python literal is text."""
     name, _, value = text.partition("=")
     if not (value and name.isidentifier()):
         raise ValueError(text)

@@ -56,14 +56,14 @@ def load_trained(checkpoint: Path, path: str, arguments: Mapping[str, Any], *, t
 
 def _read(checkpoint: Path, trusted: bool) -> dict[str, Any]:
     if not checkpoint.is_file():
-        raise ValueError(f"`{checkpoint}`: there is no such file.")
+        raise ValueError(f"`{checkpoint}`: the file does not exist.")
     if trusted:
         contents = torch.load(checkpoint, map_location="cpu", weights_only=False)
     else:
         try:
             _check_archive(checkpoint)
             contents = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch has many kinds for what is no checkpoint
+        except Exception as error:  # torch has many kinds for files that are not checkpoints
             code, why = re.search(r"GLOBAL\s(\S+)", str(error)), "torch cannot read it"
             if code is not None:
                 why = f"loading it would run {printable(code[1], 80)}. If you trust it, add `--unsafe`"

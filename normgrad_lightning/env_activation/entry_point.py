@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def callbacks() -> list[EnvironmentCallback]:
-    """The callback that the environment asks for, or none."""
+    """Return the callback that the environment asks for, or none."""
     switched_on = switch()
     if switched_on:
         try:
@@ -24,7 +24,7 @@ def callbacks() -> list[EnvironmentCallback]:
         except ValueError as error:  # a wrong flag: the user is not to read how it was found
             raise error.with_traceback(None) from None
         except Exception as error:
-            _warn(f"NormGrad cannot be loaded, and training goes on without it: {type(error).__name__}: {error}")
+            _warn(f"NormGrad cannot be loaded; training continues without it. {type(error).__name__}: {error}")
     if switched_on is None and variables():
         names = ", ".join(map(variable, variables()))
         _warn(f"{names}: ignored because {SWITCH} is not set. Set {SWITCH}=1 to see maps.")

@@ -42,38 +42,26 @@ class EnvironmentCallback(NormGradCallback):
         return f"{type(self).__qualname__}{id(self)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """As the callback does; errors name the variable."""
+        """Do as the callback does; errors name the variable."""
         with _naming_variables():
             super().setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As the callback does; errors name the variable."""
+        """Do as the callback does; errors name the variable."""
         with _naming_variables():
             super().on_fit_start(trainer, pl_module)
 
-    def _check_order1(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do without order-1 maps if the script cannot give its loss: a switch without code never ends a run."""
+    def _check_loss(self, trainer: Trainer, pl_module: LightningModule, flag: str) -> None:
+        """Do without a flag that needs the script's loss, if there is none: a switch without code never ends a run."""
         try:
-            super()._check_order1(trainer, pl_module)
+            super()._check_loss(trainer, pl_module, flag)
         except ValueError as error:
-            self.order1_every_n_steps = None
-            self._messenger.warn_once(
-                f"NormGrad ignores {variable('order1_every_n_steps')}, and training goes on with order-0 maps. {error}"
-            )
-
-    def _check_probe(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do without a probe if the script cannot give its loss."""
-        try:
-            super()._check_probe(trainer, pl_module)
-        except ValueError as error:
-            self.probe = False
-            self._messenger.warn_once(
-                f"NormGrad ignores {variable('probe')}, and training goes on without a probe. {error}"
-            )
+            setattr(self, flag, False if flag == "probe" else None)
+            self._messenger.warn_once(f"NormGrad ignores {variable(flag)}; training continues without it. {error}")
 
     def _destinations(self, trainer: Trainer) -> tuple[list[Writer], list[str]]:
         """Return a writer of files if there is no logger: whoever sets the switch asks for maps.
@@ -87,7 +75,7 @@ class EnvironmentCallback(NormGradCallback):
         return [FilesWriter(os.path.join(folder, "normgrad"))], []
 
     def _is_wanted(self, trainer: Trainer) -> bool:
-        """Whether the script has no callback of its own, and this is the first one added."""
+        """Return whether the script has no callback of its own, and this is the first one added."""
         ours = [callback for callback in trainer.callbacks if isinstance(callback, NormGradCallback)]  # type: ignore[attr-defined]
         others = [callback for callback in ours if not isinstance(callback, EnvironmentCallback)]
         if others:
@@ -99,7 +87,7 @@ class EnvironmentCallback(NormGradCallback):
 
 
 def in_variables(sentence: str) -> str:
-    """A sentence with variables in place of flags: `NORMGRAD_PER_IMAGE=0` for `per_image=False`."""
+    """Return a sentence with variables in place of flags: `NORMGRAD_PER_IMAGE=0` for `per_image=False`."""
 
     def spelled(found: re.Match[str]) -> str:
         flag, text = found[1], _TEXTS.get(found[2], found[2])
@@ -109,13 +97,13 @@ def in_variables(sentence: str) -> str:
 
 
 def _kinds() -> dict[str, Any]:
-    """The type of each flag."""
+    """Return the type of each flag."""
     return {name: kind for name, kind in get_type_hints(NormGradCallback.__init__).items() if name != "return"}
 
 
 @contextmanager
 def _naming_variables() -> Iterator[None]:
-    """Errors about a flag end with the variable that set it."""
+    """End errors about a flag with the variable that set it."""
     try:
         yield
     except ValueError as error:

@@ -410,7 +410,7 @@ class Session:
         """Warn of passes without maps; if the step itself could not be read either, there was a warning of that."""
         for seen in reversed(all_seen):
             if seen.excuse is not None and is_failure:
-                with self._messenger.guard("running a pass of its own"):
+                with self._messenger.guard("running an extra pass"):
                     raise seen.excuse
                 return
 

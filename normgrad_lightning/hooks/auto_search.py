@@ -61,8 +61,8 @@ class AutoSearch:
 
     def keeps_order(self, point: Tensor) -> bool:
         """Return whether the tokens of a tensor are in the order of the image's rows, as far as its graph shows."""
-        place = Graph([point], self.candidates.first_features()).place(value_of(point))
-        return place is None or place.keeps_order
+        position = Graph([point], self.candidates.first_features()).position_of(value_of(point))
+        return position is None or position.keeps_order
 
     def note_features(self, layer: nn.Module, given: Tensor | None) -> None:
         """Note what a layer gives that may be the first to read the images."""
@@ -74,9 +74,9 @@ class AutoSearch:
         """Note a call of a layer: whether it gives features on a grid, and where in the network it stands."""
         given = lone_tensor(output)
         t = first_tensor(inputs) if self._target == "input" else given
-        self._note_candidate(name, layer, t, returns=_same_places(lone_tensor(inputs), given))
+        self._note_candidate(name, layer, t, returns=_same_locations(lone_tensor(inputs), given))
         if is_entry_module:
-            self.candidates.place(floating_tensors(output), has_weights=has_weights(layer))
+            self.candidates.locate(floating_tensors(output), has_weights=has_weights(layer))
 
     def _note_candidate(self, name: str, layer: nn.Module, t: Tensor | None, *, returns: bool) -> None:
         images, number = self._images.latest, self._images.count
@@ -102,7 +102,7 @@ def lone_tensor(output: Any) -> Tensor | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _same_places(taken: Tensor | None, given: Tensor | None) -> bool:
+def _same_locations(taken: Tensor | None, given: Tensor | None) -> bool:
     """Return whether two tensors have the same axes; channels, first or last, may differ."""
     if taken is None or given is None or taken.is_nested or given.is_nested:
         return False

@@ -27,7 +27,7 @@ class LayerCall:
         entry: the images that it belongs to.
         reading: what to make of the gradient.
         take: weak reference to a method that gets this use, the number of the backward pass and the gradient.
-        failed: weak reference to a method that gets the name and an exception of `take`; the backward pass goes on.
+        failed: weak reference to a method that gets the name and an exception of `take`; the backward pass continues.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LayerCall:
 
 
 class BaseGradient:
-    """Gives a use the gradient of its base: a view that is changed in place later gets none of its own."""
+    """Gives a use the gradient of its base: a view that is changed in place later does not get one."""
 
     def __init__(self, use: LayerCall, base: Tensor, view: Tensor) -> None:
         self._use = use

@@ -35,14 +35,14 @@ class ImageInput:
         self.is_sure = _convolves(layer, t)
 
     def may_hold_patches(self, t: Tensor) -> bool:
-        """Whether a tensor may be the patches together with other tokens, at most as many as patches."""
+        """Return whether a tensor may be the patches together with other tokens, at most as many as patches."""
         if self.patch_grid is None or t.dim() != 3 or t.shape[0] != self.shape[0]:
             return False
         patches = math.prod(self.patch_grid)
         return patches < t.shape[1] <= 2 * patches
 
     def may_begin_at(self, layer: nn.Module) -> bool:
-        """Whether the layer may give the first features: the one that reads the images, where that is known."""
+        """Return whether the layer may give the first features: the one that reads the images, where that is known."""
         return layer is self.layer if self.is_sure else next(layer.parameters(), None) is not None
 
 
@@ -60,7 +60,7 @@ class ImageInputs:
         latest: the images that entered last in this step; None if none did, or if the network was given noise.
         count: how many entries there have been.
         has_seen_image: whether there has been any image.
-        doors: names of the modules that are called from outside, and of those that were given images.
+        entry_modules: names of the modules that are called from outside, and of those that were given images.
     """
 
     def __init__(self, num_images: int | None) -> None:
@@ -82,7 +82,7 @@ class ImageInputs:
         self._called.clear()
 
     def enter(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        """A module is called."""
+        """Note that a module is called."""
         if self.found_inside is not None:
             self._open.append(name)  # most calls end here, and must cost little
             return
@@ -103,13 +103,13 @@ class ImageInputs:
         return self._open[0] if found else None
 
     def leave(self, name: str) -> bool:
-        """A module returns; calls inside it that raised are over, too. Returns whether it was called from outside."""
+        """Note that a module returns, and calls inside it that raised; return whether it was called from outside."""
         if name in self._open:
             del self._open[self._open.index(name) :]
         return not self._open
 
     def _begin_call(self, is_noise: bool) -> None:
-        """A network is called from outside: what a generator makes of noise belongs to no image."""
+        """Note that a network is called from outside: what a generator makes of noise belongs to no image."""
         if self._is_noise:
             self.latest = self._before_noise
         self._is_noise = is_noise
@@ -134,7 +134,7 @@ class ImageInputs:
 
 
 def _may_follow(entry: ImageInput | None, t: Tensor) -> bool:
-    """Whether `t` may be new images after these: features that a frozen part hands on have other channels."""
+    """Return whether `t` may be new images after these: features that a frozen part hands on have other channels."""
     return entry is None or (t.dim() == len(entry.shape) and t.shape[1] == entry.shape[1])
 
 
@@ -143,7 +143,7 @@ def _is_spatial(t: Tensor) -> bool:
 
 
 def _is_noise(nested: Any) -> bool:
-    """Whether a network is given numbers that are neither images nor features of any."""
+    """Return whether a network is given numbers that are neither images nor features of any."""
     tensors = list(floating_tensors(nested))
     return bool(tensors) and not any(t.requires_grad or _is_spatial(t) for t in tensors)
 

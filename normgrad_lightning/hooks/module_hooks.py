@@ -29,11 +29,11 @@ class ModuleHooks:
         self._reading: dict[str, RemovableHandle] = {}
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any."""
         return bool(self._watching or self._reading)
 
     def is_reading(self, name: str) -> bool:
-        """Whether there is a hook that reads this layer."""
+        """Return whether there is a hook that reads this layer."""
         return name in self._reading
 
     def watch(self, names: Iterable[str], enter: Method, leave: Method, failed: Method) -> None:

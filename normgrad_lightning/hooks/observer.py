@@ -222,7 +222,7 @@ class Observer:
         return [name for name in self._modules if self._searching or name in self._images.entry_modules]
 
     def _enter(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        """A module is called."""
+        """Note that a module is called."""
         if not self._steps.counts():
             return
         self._images.enter(name, layer, args, kwargs)
@@ -231,7 +231,7 @@ class Observer:
             self._hooks.silence_inside(found, self._images.entry_modules)
 
     def _leave(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A module returns."""
+        """Note that a module returns."""
         if not self._steps.counts():
             return
         is_entry_module = self._images.leave(name)
@@ -271,7 +271,7 @@ class Observer:
             raise ValueError(OUT_OF_ORDER)
 
     def _point(self, args: Any, kwargs: Any, output: Any) -> Tensor | None:
-        """The tensor to read in a layer's call: of several, the first that can be on a grid."""
+        """Return the tensor to read in a layer's call: of several, the first that can be on a grid."""
         candidates = list(floating_tensors((args, kwargs) if self._options.target == "input" else output))
         return next((t for t in candidates if t.dim() >= 3), candidates[0] if candidates else None)
 

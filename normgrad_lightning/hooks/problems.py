@@ -19,31 +19,31 @@ class Problems:
         self._overwritten: dict[str, str] = {}
 
     def watching_failed(self, name: str, error: Exception) -> None:
-        """A hook that only watches the layer has raised."""
+        """Note that a hook that only watches the layer has raised."""
         self._watching.setdefault(name, _described(error))
 
     def reading_failed(self, name: str, error: Exception) -> None:
-        """A hook that reads the layer has raised: a `ValueError` says why the layer cannot be read."""
+        """Note that a hook that reads the layer has raised: a `ValueError` says why the layer cannot be read."""
         if isinstance(error, ValueError):
             self.refuse(name, str(error))
         else:
             self._errors.setdefault(name, _described(error))
 
     def refuse(self, name: str, why: str) -> None:
-        """The layer cannot be read; later calls of it may be."""
+        """Note that the layer cannot be read; later calls of it may be."""
         self._refusals.setdefault(name, why)
 
     def leave_out(self, names: Sequence[str], why: str) -> None:
-        """The tokens of these layers are on no grid, so `"auto"` does not take them."""
+        """Note that the tokens of these layers are on no grid, so `"auto"` does not take them."""
         if names:
             self._left_out[why] = list(names)
 
     def overwritten(self, name: str, kind: str) -> None:
-        """The layer has no map of this kind, because its activation was changed before the gradient came."""
+        """Note that the layer has no map of this kind: its activation was changed before the gradient came."""
         self._overwritten.setdefault(name, kind)
 
     def of_overwriting(self, name: str) -> str | None:
-        """Why the layer has no map of one kind; None if its activation was not overwritten."""
+        """Return why the layer has no map of one kind; None if its activation was not overwritten."""
         if name not in self._overwritten:
             return None
         return (
@@ -53,19 +53,19 @@ class Problems:
         )
 
     def of_order(self) -> Iterator[str]:
-        """A sentence about the layers that `"auto"` has left out, for each reason."""
+        """Yield a sentence about the layers that `"auto"` has left out, for each reason."""
         for why, (first, *others) in self._left_out.items():
             and_others = f" and {len(others)} more layer{'s' * (len(others) > 1)}" if others else ""
             yield f'NormGrad leaves {first!r}{and_others} out of `layers="auto"`: {why}.'
 
     def of_watching(self) -> Iterator[str]:
-        """A sentence for each layer at which watching failed."""
+        """Yield a sentence for each layer at which watching failed."""
         for name, why in self._watching.items():
             what = f"the layer {name!r}" if name else "the model"
             yield f"NormGrad failed at watching {what}: {why}."
 
     def of_layer(self, name: str, *, called: bool, reached: bool, after_backward: bool) -> str | None:
-        """Why the layer has no map; None if it has one, or if it is too early to say.
+        """Return why the layer has no map; None if it has one, or if it is too early to say.
 
         Args:
             name: the layer's.
@@ -86,7 +86,7 @@ class Problems:
         return f"NormGrad cannot read the layer {name!r}: {why}."
 
     def of_auto(self, *, has_seen_image: bool, has_seen_grid: bool, reached: bool, has_compiled_parts: bool) -> str:
-        """Why `"auto"` found no layer.
+        """Return why `"auto"` found no layer.
 
         Args:
             has_seen_image: whether a module was given an image.

@@ -64,7 +64,7 @@ READINGS: dict[str, Callable[[Point, Tensor], Reading]] = {
 
 
 def check_kinds(kinds: Sequence[str], target: str) -> None:
-    """Raise if `kinds` is no list of kinds that can be read at this target."""
+    """Raise if `kinds` is not a list of kinds that can be read at this target."""
     check_choices("kinds", kinds, READ_KINDS)
     for kind in kinds:
         if target == "weight" and not KINDS[kind].of_weights:

@@ -22,16 +22,16 @@ class Recomputation:
         self._read: defaultdict[str, list[WeakIdRef]] = defaultdict(list)
 
     def note_without_graph(self, name: str, step: int) -> None:
-        """The layer ran without a graph in this step; forget the layers of earlier steps."""
+        """Note that the layer ran without a graph in this step; forget the layers of earlier steps."""
         if self._step != step:
             self._step = step
             self._without_graph.clear()
         self._without_graph.add(name)
 
     def note_read(self, name: str, point: Tensor) -> None:
-        """This tensor of the layer is read: a checkpoint may hand it on in both of its calls."""
+        """Note that this tensor of the layer is read: a checkpoint may hand it on in both of its calls."""
         self._read[name] = [ref for ref in self._read[name] if ref() is not None] + [WeakIdRef(point)]
 
     def builds_graph(self, name: str, point: Tensor | None) -> bool:
-        """Whether a call of the layer in a backward pass builds the graph that gradients will go through."""
+        """Return whether a call of the layer in a backward pass builds the graph that gradients will go through."""
         return name in self._without_graph and (point is None or all(ref() is not point for ref in self._read[name]))

@@ -130,7 +130,7 @@ class NormGrad:
         self._observer.clear()
 
     def read_kinds(self, kinds: Sequence[str]) -> None:
-        """From the next step on, read these kinds of maps."""
+        """Read these kinds of maps from the next step on."""
         self.kinds = tuple(kinds)
         self._readings = [READINGS[kind] for kind in kinds]
 
@@ -150,7 +150,7 @@ class NormGrad:
         return self._observer.layers
 
     def candidates(self) -> list[str]:
-        """What `"auto"` would take by the forward pass alone, whether or not gradients come."""
+        """Return what `"auto"` would take by the forward pass alone, whether or not gradients come."""
         return self._observer.choose()
 
     @property
@@ -168,11 +168,11 @@ class NormGrad:
         return self._maps_and_warnings(ORDER0 if ORDER0 in self.kinds else self.kinds[0])
 
     def maps_of(self, kind: str) -> Maps:
-        """The same as `maps`, of this kind."""
+        """Return the same as `maps`, of this kind."""
         return self._maps_and_warnings(kind)
 
     def latest_maps(self, kind: str = ORDER0) -> dict[str, Tensor]:
-        """The same as `maps_of`, without a warning."""
+        """Return the same as `maps_of`, without a warning."""
         if kind not in self.kinds:
             recorded = ", ".join(map(repr, self.kinds))
             raise ValueError(
@@ -192,7 +192,7 @@ class NormGrad:
         return None if latest is None else latest.images
 
     def images_of(self, name: str) -> Tensor | None:
-        """The images that this layer's map belongs to: others than `images`, if another backward reached it last."""
+        """Return the images of this layer's map: others than `images`, if another backward reached it last."""
         return self._latest[name].images
 
     @property
@@ -212,7 +212,7 @@ class NormGrad:
         return bool(self._latest)
 
     def new_problems(self, *, after_backward: bool = False) -> list[str]:
-        """A sentence for each layer that cannot be read, and for each failure in a hook; each is returned once.
+        """Return a sentence for each layer that cannot be read, and for each failure in a hook; each is returned once.
 
         Args:
             after_backward: whether there has been a backward pass, even if it reached none of the layers.
@@ -245,7 +245,7 @@ class NormGrad:
             self._on_leaves.append(handle)
 
     def _reading(self, point: Point, x: Tensor) -> Reading:
-        """What to make of a gradient at this activation: a map of each kind.
+        """Return what to make of a gradient at this activation: a map of each kind.
 
         Subclasses may make something else of it, and find that in `_parts`.
         """
@@ -269,7 +269,7 @@ class NormGrad:
         self._reached.add(use.name)
 
     def _nonzero(self) -> set[str]:
-        """The layers whose latest maps are not zero everywhere."""
+        """Return the layers whose latest maps are not zero everywhere."""
         if ORDER0 not in self.kinds:
             return set(self._latest)
         index = self.kinds.index(ORDER0)
@@ -278,7 +278,7 @@ class NormGrad:
         return {name for (name, _), nonzero in zip(maps, is_nonzero, strict=True) if nonzero}
 
     def _of_one_device(self, name: str, maps: Sequence[Tensor | None]) -> list[Tensor]:
-        """The maps of a layer's uses: of replicas, those on the images' device; none if any is lacking."""
+        """Return the maps of a layer's uses: of replicas, those on the images' device; none if any is lacking."""
         there = [m for m in maps if m is not None]
         if len(there) < len(maps):
             return []
@@ -287,7 +287,7 @@ class NormGrad:
         return [m for m in there if m.device == home]
 
     def _parts(self) -> dict[str, list[Any]]:
-        """What was read at each layer in its latest backward, use by use."""
+        """Return what was read at each layer in its latest backward, use by use."""
         latest = {name: self._latest[name].parts for name in self.layers if name in self._latest}
         return {name: [read for _, read in sorted(parts, key=itemgetter(0))] for name, parts in latest.items()}
 

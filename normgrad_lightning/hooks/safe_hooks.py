@@ -27,7 +27,7 @@ class WeakMethod:
         self._name = method.__name__
 
     def __call__(self) -> Callable[..., Any] | None:
-        """The method, if its object is alive."""
+        """Return the method, if its object is alive."""
         owner = self._object()
         return None if owner is None else getattr(owner, self._name)
 
@@ -43,7 +43,7 @@ class Hook:
 
     Args:
         method: weak reference to a method that gets the name and what torch gives to a hook.
-        failed: weak reference to a method that gets the name and an exception of the other; the forward pass goes on.
+        failed: weak reference to a method that gets the name and an exception of the other; the forward pass continues.
         name: the layer's.
     """
 
@@ -73,7 +73,7 @@ class Hook:
                 failed(self._name, error)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
-        """What is copied instead: a callable that takes anything, does nothing, and loads without this package."""
+        """Return what copies have instead: a callable that does nothing, takes anything and needs no package."""
         return getattr, (nullcontext(), "__exit__")
 
 
@@ -81,11 +81,11 @@ def on_forward(layer: nn.Module, hook: Hook, *, apart: bool) -> RemovableHandle:
     """Call `hook` after each call of the layer; `apart`: without anything registered on the layer itself."""
     if not apart:
         return layer.register_forward_hook(hook, with_kwargs=True)
-    return register_module_forward_hook(_OneLayer(layer, hook))
+    return register_module_forward_hook(_OneLayer(layer, hook), with_kwargs=True)
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """Inside, the user's dispatch modes see no operations: selective checkpointing would count them as the model's."""
+    """Hide operations from the user's dispatch modes: selective checkpointing would count them as the model's."""
     if torch._C._len_torch_dispatch_stack() == 0:
         return nullcontext()
     return _disable_current_modes()
@@ -98,11 +98,11 @@ class _OneLayer:
         self._layer = weakref.ref(layer)  # a recorder that is never detached must not keep it alive
         self._hook = hook
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, *called: Any) -> None:
         if module is self._layer():
-            self._hook(module, args, {}, output)  # torch before 2.5 does not pass keywords to such hooks
+            self._hook(module, *called)
 
 
 def current_backward() -> int:
-    """The number of the backward pass that is running; negative outside of any."""
+    """Return the number of the backward pass that is running; negative outside of any."""
     return torch._C._current_graph_task_id()

@@ -44,7 +44,7 @@ class Steps:
         self.images.begin_step()
 
     def end(self) -> None:
-        """The next call that counts belongs to another step."""
+        """End the step: the next call that counts belongs to another one."""
         self._is_over = True
 
     def counts(self) -> bool:

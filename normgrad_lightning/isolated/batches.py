@@ -64,7 +64,7 @@ class Ambiguous(CannotSlice):
 
 
 def copied(batch: Any) -> Any:
-    """A batch that can be written to without a trace in this one."""
+    """Return a batch that can be written to without a trace in this one."""
     if isinstance(batch, Tensor):
         return _copied_tensor(batch)
     if isinstance(batch, _ATOMS):
@@ -74,7 +74,7 @@ def copied(batch: Any) -> Any:
 
 
 def _copied_tensor(t: Tensor) -> Tensor:
-    """A copy; of a subclass's tensor, one of its type with copies of its attributes, such as MONAI's `meta`."""
+    """Return a copy; of a subclass's tensor, one of its type with copies of its attributes, such as MONAI's `meta`."""
     if not overrides_functions(t):
         return t.detach().clone()
     with no_overrides():
@@ -83,28 +83,28 @@ def _copied_tensor(t: Tensor) -> Tensor:
 
 
 def single_images(batch: Any, chosen: Sequence[int] | None = None) -> list[Any]:
-    """A batch of one image for each of the chosen ones; by default, for all."""
+    """Return a batch of one image for each of the chosen ones; by default, for all."""
     size = batch_size(batch)
-    places = range(size) if chosen is None else chosen
-    if any(not 0 <= place < size for place in places):
-        raise IndexError(f"`chosen`: expected places in a batch of {size} images, but got {list(places)}.")
+    indices = range(size) if chosen is None else chosen
+    if any(not 0 <= index < size for index in indices):
+        raise IndexError(f"`chosen`: expected indices in a batch of {size} images, but got {list(indices)}.")
     with no_overrides():
-        return [_Cut(batch, size).images(itemgetter(slice(place, place + 1))) for place in places]
+        return [_Cut(batch, size).images(itemgetter(slice(index, index + 1))) for index in indices]
 
 
-def images_at(batch: Any, places: Sequence[int]) -> Any:
-    """A batch of the images at these places, in this order."""
-    size, chosen = batch_size(batch), list(places)
+def images_at(batch: Any, indices: Sequence[int]) -> Any:
+    """Return a batch of the images with these indices, in this order."""
+    size, chosen = batch_size(batch), list(indices)
 
     def rows(value: Any) -> Any:
-        return type(value)(value[place] for place in chosen) if _is_list(value) else value[chosen]
+        return type(value)(value[index] for index in chosen) if _is_list(value) else value[chosen]
 
     with no_overrides():
         return _Cut(batch, size).images(rows)
 
 
 def batch_size(batch: Any) -> int:
-    """How many images a batch holds.
+    """Return how many images a batch holds.
 
     Raises:
         CannotSlice: no number makes sense of all its parts, or more than one does.
@@ -126,7 +126,7 @@ def batch_size(batch: Any) -> int:
 
 
 def _likely_sizes(batch: Any) -> Iterator[int]:
-    """Numbers that may be the batch size, the likeliest first."""
+    """Yield numbers that may be the batch size, the likeliest first."""
     if _is_array(batch):
         batch = [batch]
     arrays = [a for a in _arrays(batch) if a.ndim > 0]
@@ -152,7 +152,7 @@ class _Cut:
         self._has_targets = any(map(self._holds_targets, _lists(batch)))
 
     def images(self, take: Take) -> Any:
-        """A batch of some of the images: `take` gives these of an array or a list that has one part for each."""
+        """Return a batch of some of the images: `take` gives these of an array or a list that has one part for each."""
         if _is_list(self._batch) and len(self._batch) == self._size and _may_be_samples(self._batch):
             if self._is_cut("the batch", self._batch):
                 raise Ambiguous("it may be one thing for each image, or several of all images")
@@ -164,7 +164,7 @@ class _Cut:
         return self._of_parts("", self._batch, take)
 
     def _of(self, name: str, value: Any, take: Take) -> Any:
-        """What a part of the batch holds of the images."""
+        """Return what a part of the batch holds of the images."""
         if _is_array(value):
             return self._of_array(f"`{name}`", value, take)
         if _is_list(value):
@@ -177,7 +177,7 @@ class _Cut:
 
     def _of_array(self, name: str, value: Any, take: Take) -> Any:
         if isinstance(value, Tensor) and (value.is_nested or value.layout is not torch.strided):
-            raise CannotSlice(f"{name} is no dense tensor")
+            raise CannotSlice(f"{name} is not a dense tensor")
         if value.ndim == 0:
             return value
         if len(value) != self._size:
@@ -202,7 +202,7 @@ class _Cut:
         return rebuilt(value, [self._of(f"{prefix}{part.name}", part.value, take) for part in parts(value)])
 
     def _is_cut(self, name: str, value: Any) -> bool:
-        """Whether every part of a list has a part for each image."""
+        """Return whether every part of a list has a part for each image."""
         if not any(map(self._has_axis, value)):
             return False
         try:
@@ -214,7 +214,7 @@ class _Cut:
         return True
 
     def _has_axis(self, value: Any) -> bool:
-        """Whether something in it could be cut."""
+        """Return whether something in it could be cut."""
         if _is_array(value):
             return bool(value.ndim)
         if _is_list(value) and len(value) == self._size:
@@ -222,13 +222,13 @@ class _Cut:
         return any(self._has_axis(part.value) for part in parts(value))
 
     def _holds_targets(self, value: Any) -> bool:
-        """Whether it is a list of dicts or dataclasses; some images may have none."""
+        """Return whether it is a list of dicts or dataclasses; some images may have none."""
         items = [item for item in value if item is not None]
         return len(items) > 0 and all(isinstance(item, Mapping) or is_dataclass(item) for item in items)
 
 
 def _rows(value: Any, take: Take) -> Any:
-    """The rows of some images. A subclass cuts its own attributes, if its slices are of its type."""
+    """Return the rows of some images. A subclass cuts its own attributes, if its slices are of its type."""
     if not isinstance(value, Tensor) or not overrides_functions(value):
         return take(value)
     with suppress(Exception), torch._C._EnableTorchFunction():
@@ -243,7 +243,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether it is a list or a tuple whose places have no names."""
+    """Return whether it is a list or a tuple whose parts have no names."""
     return isinstance(value, list | tuple) and not hasattr(value, "_fields") and not isinstance(value, torch.Size)
 
 
@@ -252,7 +252,7 @@ def _is_atom(value: Any) -> bool:
 
 
 def _are_alike(values: Sequence[Any]) -> bool:
-    """Whether these are things of one kind, as those of several images are."""
+    """Return whether these are things of one kind, as those of several images are."""
     return len({_kind(value) for value in values if not _is_list(value) or value}) <= 1
 
 
@@ -269,7 +269,7 @@ def _are_images(values: Sequence[Any]) -> bool:
 
 
 def _may_be_samples(batch: Sequence[Any]) -> bool:
-    """Whether a batch that is a list may be a list of images or samples: four axes have the batch among them."""
+    """Return whether a batch that is a list may be a list of images or samples: four axes have the batch among them."""
     if all(map(_is_array, batch)):
         return len(batch) > 1 and _are_images(batch)
     return _are_alike(batch) and not any(map(_is_atom, batch)) and all(a.ndim <= 3 for a in _arrays(batch))
@@ -283,7 +283,7 @@ def _arrays(nested: Any) -> Iterator[Any]:
 
 
 def _lists(batch: Any) -> Iterator[Any]:
-    """The lists in a batch that is no list itself, and in its parts."""
+    """Yield the lists in a batch that is not a list itself, and in its parts."""
     for part in parts(batch):
         if _is_list(part.value):
             yield part.value

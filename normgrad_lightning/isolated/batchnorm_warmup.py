@@ -19,20 +19,20 @@ STILL_YOUNG = 0.01
 
 
 def layers_warming_up(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """The BatchNorm layers whose running statistics are still, to more than a hundredth, what they started with."""
+    """Return the BatchNorm layers whose running statistics are still to more than 1 % what they started with."""
     layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     return [layer for layer in layers if layer.running_mean is not None and _share_of_start(layer) > STILL_YOUNG]
 
 
 def updates(layer: nn.modules.batchnorm._BatchNorm) -> int:
-    """How often its running statistics have been updated."""
+    """Return how often its running statistics have been updated."""
     return int(layer.num_batches_tracked or 0)
 
 
 def collected(
     model: nn.Module, run: Callable[[Callable[[nn.Module], Any]], Any], forward: Callable[[nn.Module], Any]
 ) -> dict[int, Tensor]:
-    """The statistics of one forward pass for the young layers of a model, by the identity of the buffers they replace.
+    """Return the statistics of one forward pass for these layers of a model, by the identity of the buffers.
 
     Args:
         model: any module.
@@ -50,14 +50,14 @@ def collected(
             vars(layer)["training"] = True
         with torch.no_grad():
             forward(stand_in)
-        return {place: getattr(layer, name).clone() for (layer, name), place in buffers.items()}
+        return {key: getattr(layer, name).clone() for (layer, name), key in buffers.items()}
 
     statistics: dict[int, Tensor] = run(collect)
     return statistics
 
 
 def _share_of_start(layer: nn.modules.batchnorm._BatchNorm) -> float:
-    """How much of the running statistics is what they started with."""
+    """Return how much of the running statistics is what they started with."""
     count = updates(layer)
     if layer.momentum is None:  # a plain mean
         return float(count == 0)

@@ -20,7 +20,7 @@ from normgrad_lightning.maths.tensor_subclasses import plain
 
 
 def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: Any = None) -> list[str]:
-    """The names of the layers that `spec` means.
+    """Return the names of the layers that `spec` means.
 
     Args:
         model: any module.
@@ -61,7 +61,7 @@ def select_layers(model: nn.Module, spec: str | Sequence[str] = AUTO, inputs: An
 
 
 def auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, options: ReadOptions) -> list[str]:
-    """What `"auto"` takes for a loss, whatever is frozen."""
+    """Return what `"auto"` takes for a loss, whatever is frozen."""
 
     def run(stand_in: nn.Module) -> Tensor:
         loss: Tensor = plain(loss_fn(stand_in, copied(batch)))
@@ -75,7 +75,7 @@ def auto_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, options: Re
 
 
 def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, options: ReadOptions) -> list[str]:
-    """What `"auto"` takes in training: only layers that the gradient reaches, as weights may be frozen."""
+    """Return what `"auto"` takes in training: only layers that the gradient reaches, as weights may be frozen."""
     recorder = replayed(model, loss_fn, batch, AUTO, options, training=False)
     if not recorder.layers:
         why = (
@@ -86,7 +86,7 @@ def trained_layers(model: nn.Module, loss_fn: LossFunction, batch: Any, options:
 
 
 def total(output: Any) -> Tensor:
-    """A number that depends on all that a model gives, each value with a weight of its own.
+    """Return a number that depends on all that a model gives, each value with its own weight.
 
     The plain sum of normalised features would depend on nothing.
     """
@@ -95,7 +95,7 @@ def total(output: Any) -> Tensor:
 
 
 def _seen_layers(model: nn.Module, run: Callable[[nn.Module], Tensor], options: ReadOptions) -> list[str]:
-    """What `"auto"` takes in a pass in which all weights get a gradient; by the forward pass alone, if none can."""
+    """Return what `"auto"` takes if all weights get a gradient; by the forward pass alone, if none can."""
     stand_ins = {name: _trainable(p) for name, p in model.named_parameters()}
     weights = [p for p in stand_ins.values() if p.requires_grad]
 

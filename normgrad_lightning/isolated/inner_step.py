@@ -100,7 +100,7 @@ class InnerStepPasses:
         self._sandbox = Sandbox(model, exact=True)
 
     def maps(self, batch: Any, kinds: Sequence[str]) -> dict[str, LayerMaps]:
-        """The maps of each kind, of one batch: those that are read at θ, and those after an inner step."""
+        """Return the maps of each kind, of one batch: those that are read at θ, and those after an inner step."""
         wanted = [KINDS[name] for name in kinds]
         needed = {part for kind in wanted for part in (kind.made_of or (kind.name,))}
         stepped = [kind for kind in KINDS.values() if kind.name in needed and kind.step]
@@ -117,7 +117,7 @@ class InnerStepPasses:
         return maps | {kind.name: _combined(kind, maps) for kind in wanted if kind.made_of}
 
     def _read_kinds(self, batch: Any, kinds: Collection[str]) -> dict[str, LayerMaps]:
-        """Those that a training step would give, in one pass at θ."""
+        """Return those that a training step would give, in one pass at θ."""
         wanted = [kind for kind in READ_KINDS if kind in kinds]
         if wanted == ["order0"]:
             return {"order0": self.order0(batch)}
@@ -128,7 +128,7 @@ class InnerStepPasses:
         return {kind: maps_read_from(pairs, kind) for kind in wanted}
 
     def order0(self, batch: Any) -> LayerMaps:
-        """The order-0 maps of one batch."""
+        """Return the order-0 maps of one batch."""
         self._weights.move(None, 0.0)
         return maps_without_hessian(self._read(batch, norms)[0], factorised=True)
 
@@ -158,7 +158,7 @@ class InnerStepPasses:
         return False
 
     def _maps_after_step(self, batch: Any, adversarial: bool) -> LayerMaps:
-        """The maps at θ', where the weights are now; with the Hessian term, if it is asked for."""
+        """Return the maps at θ', where the weights are now; with the Hessian term, if it is asked for."""
         factorised = self._step.factorised
         first, v = self._read(batch, norms if factorised else copy, weights=self._step.second_order)
         if not self._step.second_order or (length := _length(v)) < _least(v):
@@ -172,7 +172,7 @@ class InnerStepPasses:
         return maps_with_hessian(first, plus, minus, factor, factorised=factorised)
 
     def _read(self, batch: Any, keep: Keep, weights: bool = False) -> tuple[Pairs, Gradient]:
-        """What the hook points see in a pass with the weights as they are now, and the weights' gradient if wanted."""
+        """Return what the hook points see in a pass with the weights of now, and the weights' gradient if wanted."""
         recorder, roots = self._recorder, list[Tensor]()
         recorder.clear()
         recorder.keep, recorder.enabled = keep, True
@@ -215,7 +215,7 @@ def widened_batch(batch: Any) -> Any:
 
 
 def _combined(kind: MapKind, maps: dict[str, LayerMaps]) -> LayerMaps:
-    """Maps that are made of those of other kinds, by the function of the kind's name."""
+    """Return maps that are made of those of other kinds, by the function of the kind's name."""
     combine: Callable[..., Tensor] = getattr(functional, kind.name)
     parts = [maps[part] for part in kind.made_of]
     return {name: combine(*(part[name] for part in parts)) for name in parts[0] if all(name in p for p in parts)}
@@ -235,7 +235,7 @@ class _Weights:
         self._copies = {name: widened_copy(p) for name, p in self._real.items()}
 
     def move(self, direction: Gradient | None, length: float) -> None:
-        """Be `θ + length · direction`; without a direction, θ."""
+        """Become `θ + length · direction`; without a direction, θ."""
         steps = dict(zip(self._learning, direction or [], strict=direction is not None))
         for name, real in self._real.items():
             step = steps.get(name)
@@ -245,14 +245,14 @@ class _Weights:
                 torch.add(real, step, alpha=length, out=self._copies[name])
 
     def stand_ins(self, learning: bool) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """The weights for one pass by name, and those of them that ask for a gradient."""
+        """Return the weights for one pass by name, and those of them that ask for a gradient."""
         stand_ins = {name: copy.detach() for name, copy in self._copies.items()}
         asking = [stand_ins[name].requires_grad_() for name in self._learning] if learning else []
         return stand_ins, asking
 
 
 def _length(v: Gradient) -> float:
-    """`‖v‖`, one norm over all weights; scaled by a power of two where squares would vanish or overflow."""
+    """Return `‖v‖`, one norm over all weights; scaled by a power of two where squares would vanish or overflow."""
     parts = [part for part in v if part is not None]
     length = _norm(parts)
     if not SAFE < length < math.inf:
@@ -266,7 +266,7 @@ def _length(v: Gradient) -> float:
 
 
 def _least(v: Gradient) -> float:
-    """The length from which on a gradient can be stretched to `DIFFERENCE`: `h` is no infinity in the weights' type."""
+    """Return the least length that can be stretched to `DIFFERENCE` with an `h` that is finite in the weights' type."""
     return max(2 * torch.finfo(part.dtype).tiny for part in v if part is not None)
 
 

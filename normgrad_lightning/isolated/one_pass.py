@@ -51,7 +51,7 @@ def check_loss_fn(loss_fn: object, name: str = "loss_fn") -> None:
 
 
 def check_scalar(loss: object, loss_fn: LossFunction) -> None:
-    """Raise if `loss`, which `loss_fn` returned, is no scalar tensor."""
+    """Raise if `loss`, which `loss_fn` returned, is not a scalar tensor."""
     loss, name = plain(loss), name_of(loss_fn)
     if not isinstance(loss, Tensor):
         raise ValueError(
@@ -71,7 +71,7 @@ def check_finite(loss: Tensor) -> None:
 
 
 def does_not_depend(loss_fn: LossFunction, what: str) -> ValueError:
-    """The error for a loss that cannot be differentiated with respect to what is asked for."""
+    """Return the error for a loss that cannot be differentiated with respect to what is asked for."""
     return ValueError(
         f"`{name_of(loss_fn)}`: expected a loss that depends on {what}, but it does not. "
         "Check that the model computes it, without `.detach()` and outside of `torch.no_grad()`."
@@ -79,7 +79,7 @@ def does_not_depend(loss_fn: LossFunction, what: str) -> ValueError:
 
 
 def name_of(loss_fn: LossFunction) -> str:
-    """What the user calls it."""
+    """Return what the user calls it."""
     return str(getattr(loss_fn, "name", "loss_fn"))
 
 
@@ -92,7 +92,7 @@ def loss_and_gradients(
     *,
     must_be_finite: bool = False,
 ) -> list[Tensor | None]:
-    """The gradients of the loss of a batch; None for tensors that it does not depend on.
+    """Return the gradients of the loss of a batch; None for tensors that it does not depend on.
 
     Args:
         loss_fn: computes the loss.
@@ -121,7 +121,7 @@ def alone(loss_fn: LossFunction, model: nn.Module) -> AbstractContextManager[Any
 
 
 def with_few_copies(model: nn.Module, run: Callable[[bool], _T]) -> _T:
-    """What `run(copies)` returns; without copies, if that works.
+    """Return what `run(copies)` returns; without copies, if that works.
 
     Without copies, a pass runs on the model's own weights, read-only, and its graph begins at the lowest features
     themselves. A model that writes to either where it must not gets an error before a weight changes or a gradient is
@@ -145,7 +145,7 @@ def replayed(
     training: bool = True,
     **recording: Any,
 ) -> NormGrad:
-    """A recorder that has seen a training step: the gradients that reach layers in training reach them here.
+    """Return a recorder that has seen a training step: the gradients that reach layers in training reach them here.
 
     Named layers are all that autograd is asked for, so weights get no gradient, and backward stops at the lowest layer.
     For `"auto"` it is asked for what training asks for. Compiled code runs eagerly, so that layers inside can be read.
@@ -250,10 +250,10 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, root: Tensor) -> Tensor:
-        """`t`, as a tensor of its own."""
+        """Return `t`, as a tensor of its own."""
         return t.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> tuple[None, None]:
-        """Nothing: hooks have read the gradient, and backward ends here."""
+        """Return nothing: hooks have read the gradient, and backward ends here."""
         return None, None

@@ -37,7 +37,7 @@ def order0_maps(
     token_grid: Sequence[int] | None = None,
     channels_last: bool | None = None,
 ) -> Maps:
-    """Order-0 maps of a model for a batch, in one pass that leaves no trace in the model.
+    """Return the order-0 maps of a model for a batch, in one pass that leaves no trace in the model.
 
     The pass asks autograd for the hook points only: weights get no gradient, no graph is kept below the lowest hook
     point, and backward stops there. So frozen models work too. BatchNorm, dropout and other modules without children
@@ -84,7 +84,7 @@ def grad_cam_maps(
     token_grid: Sequence[int] | None = None,
     channels_last: bool | None = None,
 ) -> Maps:
-    """Grad-CAM maps of a model for a batch, to compare with the others; in one pass that leaves no trace.
+    """Return Grad-CAM maps of a model for a batch, to compare with the others; in one pass that leaves no trace.
 
     Grad-CAM shows what raises a score or lowers a loss. The two have opposite signs, so the function must be named.
 
@@ -127,7 +127,7 @@ def grad_cam_maps(
 
 
 def _one_loss(batch: Any, loss_fn: LossFunction | None, score_fn: LossFunction | None) -> LossFunction:
-    """The function to lower: the loss, or the score with its sign turned."""
+    """Return the function to lower: the loss, or the score with its sign turned."""
     given = [name for name, function in (("loss_fn", loss_fn), ("score_fn", score_fn)) if function is not None]
     if len(given) != 1:
         positional = " The second argument is the batch." if callable(batch) and not isinstance(batch, Tensor) else ""
@@ -163,7 +163,7 @@ def maps_of_pass(
     kind: str,
     options: ReadOptions,
 ) -> Maps:
-    """Maps of a kind that can be read in one pass, which asks for gradients at the layers alone."""
+    """Return maps of a kind that can be read in one pass, which asks for gradients at the layers alone."""
     check_model(model)
     check_spec(layers)
     if layers == AUTO:

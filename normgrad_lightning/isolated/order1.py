@@ -63,7 +63,7 @@ def order1_maps(
     token_grid: Sequence[int] | None = None,
     channels_last: bool | None = None,
 ) -> Maps:
-    """Order-1 (or adversarial) maps of a model for a batch, in passes that leave no trace in the model.
+    """Return the order-1 (or adversarial) maps of a model for a batch, in passes that leave no trace in the model.
 
     Weights that do not ask for a gradient take no part in the inner step, unless none does. BatchNorm, dropout and
     other modules without children run in eval mode. If that gives no maps while BatchNorm has hardly any statistics
@@ -94,8 +94,8 @@ def order1_maps(
         Images that differ in size have maps padded with zeros at the end of each axis.
 
     Raises:
-        ValueError: a loss that is no finite scalar or does not depend on the weights, one that single images have none
-            of, a batch that cannot be taken apart, or a wrong option.
+        ValueError: a loss that is not a finite scalar or does not depend on the weights, one that single images do not
+            have, a batch that cannot be taken apart, or a wrong option.
 
     Example:
         >>> import torch
@@ -146,7 +146,7 @@ def run_passes(
     num_images: int | None = None,
     whole: WholeBatch | None = None,
 ) -> PassMaps:
-    """The maps of these kinds, of all images of all batches; each batch takes an inner step of its own.
+    """Return the maps of these kinds, of all images of all batches; each batch takes an inner step of its own.
 
     Args:
         model: see `order1_maps`, as for all that is not described here.
@@ -172,7 +172,7 @@ def run_passes(
 
 
 def _run(passes: InnerStepPasses, recorder: PairRecorder, kinds: Sequence[str], batches: Sequence[Any]) -> Seen:
-    """The maps of all batches, and their images."""
+    """Return the maps of all batches, and their images."""
     results, images = [], []
     for batch in batches:
         results.append(passes.maps(batch, kinds))
@@ -184,12 +184,12 @@ def _run(passes: InnerStepPasses, recorder: PairRecorder, kinds: Sequence[str], 
 
 
 def _joined(maps: Sequence[LayerMaps]) -> LayerMaps:
-    """The maps of all images, of the layers that have one for each."""
+    """Return the maps of all images, of the layers that have one for each."""
     return {name: _stacked([m[name] for m in maps]) for name in maps[0] if all(name in m for m in maps)}
 
 
 def _stacked(parts: Sequence[Any]) -> Tensor:
-    """Tensors `(n, …)` one after the other; where they differ in size, padded with zeros at the end of each axis."""
+    """Return tensors `(n, …)` in one; where they differ in size, padded with zeros at the end of each axis."""
     sizes = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     padded = [F.pad(part, _pads(part.shape[1:], sizes)) for part in parts]
     return torch.cat(padded)

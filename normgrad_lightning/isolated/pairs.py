@@ -41,12 +41,12 @@ class PairRecorder(NormGrad):
         return lambda g: Pair(point, kept, point.view(_without_rest(g.detach())))
 
     def pairs(self) -> Pairs:
-        """Of the latest pass."""
+        """Return those of the latest pass."""
         return self._parts()
 
 
 def _without_rest(t: Tensor) -> Tensor:
-    """`t` as a tensor that does not keep the images alive that it was cut from."""
+    """Return `t` as a tensor that does not keep the images alive that it was cut from."""
     return t if t.untyped_storage().nbytes() == t.nbytes else t.clone()
 
 
@@ -84,7 +84,7 @@ def _whole(first: Pair, plus: Pair, minus: Pair, factor: float) -> Tensor:
 def _side_by_side(
     name: str, first: list[Pair], plus: Pairs, minus: Pairs, factor: float
 ) -> list[tuple[Pair, Pair, Pair, float]]:
-    """The same use of a layer in the three passes, and the factor of the Hessian term."""
+    """Return the same use of a layer in the three passes, and the factor of the Hessian term."""
     passes = [first, plus.get(name, []), minus.get(name, [])]
     shapes = [[pair.g.shape for pair in pairs] for pairs in passes]
     if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
@@ -96,12 +96,12 @@ def _side_by_side(
 
 
 def maps_without_hessian(first: Pairs, *, factorised: bool) -> LayerMaps:
-    """Order-0 maps of the pass at θ'."""
+    """Return the order-0 maps of the pass at θ'."""
     return {name: add_up([_order0(pair, factorised) for pair in pairs]) for name, pairs in first.items()}
 
 
 def maps_read_from(pairs: Pairs, kind: str) -> LayerMaps:
-    """Maps of a kind that a training step gives, of a pass that kept activations."""
+    """Return maps of a kind that a training step gives, of a pass that kept activations."""
     return {name: add_up([_read(kind, pair) for pair in of_layer]) for name, of_layer in pairs.items()}
 
 
@@ -111,7 +111,7 @@ def _read(kind: str, pair: Pair) -> Tensor:
 
 
 def maps_with_hessian(first: Pairs, plus: Pairs, minus: Pairs, factor: float, *, factorised: bool) -> LayerMaps:
-    """Order-1 maps of the passes at θ', θ⁺ and θ⁻; `factor` is that of the Hessian term."""
+    """Return the order-1 maps of the passes at θ', θ⁺ and θ⁻; `factor` is that of the Hessian term."""
     corrected = _corrected if factorised else _whole
     return {
         name: add_up(list(starmap(corrected, _side_by_side(name, pairs, plus, minus, factor))))

@@ -66,7 +66,7 @@ class PythonState:
         self._waiting: list[Any] = [model]
         scripted = [m for m in registered if isinstance(m, torch.jit.ScriptModule)]
         self._scripted = [(m, name, t) for m in scripted for name, t in _tensors(m)]
-        self._restores += [partial(setattr, *place) for place in self._scripted]
+        self._restores += [partial(setattr, *attribute) for attribute in self._scripted]
         self._registered = [m for m in registered if not isinstance(m, torch.jit.ScriptModule)]
         self._with_stand_ins = set(map(id, self._registered))
         while self._waiting:
@@ -126,11 +126,11 @@ class PythonState:
             self._keep_attributes(value)
 
     def _keep_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's settings. Its state is as large as the weights; without gradients it does not change."""
+        """Keep an optimizer's settings. Its state is as large as the weights, and does not change without gradients."""
         self._restores += groups_of(optimizer)
 
     def _keep_code(self, value: Any) -> None:
-        """What a function, a method or a property holds: attributes, defaults, a closure, a cache."""
+        """Keep what a function, a method or a property holds: attributes, defaults, a closure, a cache."""
         if isinstance(value, MethodType):
             self._waiting += [value.__self__, value.__func__]
         elif isinstance(value, partial):
@@ -155,7 +155,7 @@ class PythonState:
                 self._waiting.append(before)
 
     def _keep_class(self, kind: type) -> None:
-        """What the user's classes hold for all of their objects."""
+        """Keep what the user's classes hold for all of their objects."""
         for base in _classes_of_users(kind):
             if id(base) not in self._kept:
                 self._kept[id(base)] = base
@@ -361,7 +361,7 @@ def _is_ours(hook: Any) -> bool:
 
 
 def _is_of_users(code: Any) -> bool:
-    """Whether a class or a function is of the user's code, or of a library that is not known to keep its own state."""
+    """Return whether code is the user's, or of a library that is not known to keep its own state."""
     return str(code.__module__).partition(".")[0] not in _NOT_OF_USERS
 
 
@@ -372,7 +372,7 @@ def _classes_of_users(kind: type) -> list[type]:
 
 @lru_cache(maxsize=1024)
 def _is_plain(kind: type) -> bool:
-    """Whether objects of this class are part of the model's state: no Trainer, data set, logger, thread or code."""
+    """Return whether such objects are part of the model's state: not a Trainer, data set, logger, thread or code."""
     if issubclass(kind, _CODE):
         return False
     if issubclass(kind, _STATEFUL):
@@ -385,7 +385,7 @@ def _is_plain(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)
 def _slots(kind: type) -> list[Any]:
-    """Where objects of this class keep what their `__slots__` name."""
+    """Return where objects of this class keep what their `__slots__` name."""
     members = [member for base in kind.__mro__ if "__slots__" in vars(base) for member in vars(base).values()]
     return [member for member in members if isinstance(member, MemberDescriptorType) and _is_plain_or_module(kind)]
 
@@ -395,5 +395,5 @@ def _is_plain_or_module(kind: type) -> bool:
 
 
 def _are(values: Any, others: list[Any]) -> bool:
-    """Whether both hold the very same objects in the same order."""
+    """Return whether both hold the very same objects in the same order."""
     return len(values) == len(others) and all(map(is_, values, others))

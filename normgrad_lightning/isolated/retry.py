@@ -53,14 +53,14 @@ class WholeBatch(NamedTuple):
 
     Attributes:
         batch: the batch.
-        places: which of its images the passes take, one by one; None: the batch as it is.
+        indices: which of its images the passes take, one by one; None: the batch as it is.
         explains_errors: whether to look at the batch also if the loss of an image raises.
         steady: whether BatchNorm layers that have hardly any statistics always take those of the batch, not only where
             the passes give nothing: for maps that are compared from event to event.
     """
 
     batch: Any
-    places: Sequence[int] | None
+    indices: Sequence[int] | None
     explains_errors: bool = False
     steady: bool = False
 
@@ -84,7 +84,7 @@ class Retry:
         self._whole = whole
 
     def maps(self) -> Seen:
-        """What the passes give; where that is nothing, what they give with the batch's own statistics for BatchNorm.
+        """Return what the passes give; if that is nothing, what they give with the batch's statistics for BatchNorm.
 
         Raises:
             NeedsBatch: only the whole batch has maps.
@@ -114,11 +114,11 @@ class Retry:
         The loss of such an image alone may be a mean over nothing: its labels are ignored.
         """
         whole, count = self._whole, len(self._batches)
-        if whole.places is None or count < 2:
+        if whole.indices is None or count < 2:
             return None
         with failures_dropped():
-            maps = [m[list(whole.places)] for m in self._passes.order0(whole.batch).values()]
-            images = None if self._passes.images is None else self._passes.images[list(whole.places)]
+            maps = [m[list(whole.indices)] for m in self._passes.order0(whole.batch).values()]
+            images = None if self._passes.images is None else self._passes.images[list(whole.indices)]
             counts = torch.stack([m.flatten(1).any(1).cpu() for m in maps]).any(0)  # not a number counts
             others = counts.nonzero().flatten().tolist()
             if 0 < len(others) < count:
@@ -132,12 +132,12 @@ class Retry:
         return None
 
     def _is_learned(self, seen: Seen) -> bool:
-        """Whether the first image whose maps are zero had no gradient even before an inner step."""
+        """Return whether the first image whose maps are zero had no gradient even before an inner step."""
         dark = [i % len(self._batches) for i, is_dark in enumerate(_are_dark(seen)) if is_dark]
-        return self._whole.places is not None and bool(dark) and not self._has_maps(self._batches[dark[0]], [0])
+        return self._whole.indices is not None and bool(dark) and not self._has_maps(self._batches[dark[0]], [0])
 
     def _attempt(self, batches: Sequence[Any]) -> tuple[Seen | None, str]:
-        """What the passes give, or None and what is not finite."""
+        """Return what the passes give, or None and what is not finite."""
         try:
             return self._run(batches), ""
         except NotFinite as error:
@@ -150,15 +150,15 @@ class Retry:
             raise NeedsBatch(f"fails with {type(error).__name__} ({error})", "does not") from error
 
     def _needs_batch(self, which: Callable[[Iterable[bool]], bool]) -> bool:
-        """Whether any or all images have no order-0 map alone, before any inner step, but have one in the batch."""
+        """Return whether any or all images have an order-0 map in the batch, but none alone, before any inner step."""
         whole = self._whole
-        if whole.places is None or not self._has_maps(whole.batch, whole.places):
+        if whole.indices is None or not self._has_maps(whole.batch, whole.indices):
             return False
         return which(not self._has_maps(image, [0]) for image in self._batches)
 
-    def _has_maps(self, batch: Any, places: Sequence[int]) -> bool:
+    def _has_maps(self, batch: Any, indices: Sequence[int]) -> bool:
         with failures_dropped():
-            maps = [m[list(places)] for m in self._passes.order0(batch).values()]
+            maps = [m[list(indices)] for m in self._passes.order0(batch).values()]
             return all(m.isfinite().all() for m in maps) and any(m.any() for m in maps)
         return False
 
@@ -178,7 +178,7 @@ def _spread(m: Tensor, rows: Sequence[int], count: int) -> Tensor:
 
 
 def _are_dark(seen: Seen) -> Iterable[bool]:
-    """For each kind and image, whether its map is zero at all layers."""
+    """Return for each kind and image whether its map is zero at all layers."""
     for of_layers in seen.maps.values():
         nonzero = [m.flatten(1).any(1).cpu() for m in of_layers.values()]
         yield from (torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else ())

@@ -68,11 +68,11 @@ class Sandbox:
         self._in_place_of: dict[int, Tensor] = {}
 
     def replace(self, buffers: Mapping[int, Tensor]) -> None:
-        """From now on, run on copies of these in place of buffers, by the identity of those."""
+        """Run on copies of these in place of buffers from now on, by the identity of those."""
         self._in_place_of.update(buffers)
 
     def run(self, function: Callable[[nn.Module], Any], parameters: Mapping[str, Tensor] | None = None) -> Any:
-        """`function(model)`, with these tensors in place of the parameters; by default, with copies."""
+        """Return `function(model)`, with these tensors in place of the parameters; by default, with copies."""
         given, stand_in = parameters or {}, read_only if self._read_only else self._copy
         stand_ins = {
             id(p): given[name] if name in given else stand_in(p.detach()) for name, p in self._parameters.items()
@@ -94,12 +94,12 @@ class Sandbox:
 
 
 def widened_copy(t: Tensor) -> Tensor:
-    """A copy of `t`, in float32 if it is in half precision."""
+    """Return a copy of `t`, in float32 if it is in half precision."""
     return t.float() if t.dtype in HALF else t.clone()
 
 
 def read_only(t: Tensor) -> Tensor:
-    """The values of `t` in the same memory, where writing is an error; where torch cannot do this, a copy.
+    """Return the values of `t` in the same memory, where writing is an error; where torch cannot do this, a copy.
 
     Torch has a flag for memory that nobody may write to: operations in place, views, `.data`, numpy and extensions all
     fail before they write. The flag belongs to a storage, so `t` is given a second one on the same memory.
@@ -117,7 +117,7 @@ def read_only(t: Tensor) -> Tensor:
 
 
 def held_iterators(model: nn.Module) -> list[str]:
-    """The class names of iterators that a model holds: values drawn from them cannot be put back."""
+    """Return the class names of iterators that a model holds: values drawn from them cannot be put back."""
     return PythonState(model).iterators
 
 

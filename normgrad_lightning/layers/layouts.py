@@ -41,7 +41,7 @@ class Layout:
     is_tokens: bool = field(default=False, compare=False)
 
     def view(self, t: Tensor) -> Tensor:
-        """`t` as `(N, C, *grid)`, without a copy."""
+        """Return `t` as `(N, C, *grid)`, without a copy."""
         if not self.channels_last:
             return t
         if t.dim() == 3:
@@ -66,7 +66,7 @@ class Layouts:
     def of(
         self, layer: nn.Module, t: Tensor, image_shape: Sequence[int] | None, patch_grid: Sequence[int] | None
     ) -> Layout:
-        """How to read `t`, a tensor of this layer, as features on a grid; see `infer_layout`."""
+        """Return how to read `t`, a tensor of this layer, as features on a grid; see `infer_layout`."""
         if self._mixes_batch_and_tokens and t.dim() == 3 and t.shape[0] == t.shape[1]:
             raise ValueError(
                 f"its shape {tuple(t.shape)} does not tell tokens from images, as the model has parts with "
@@ -98,7 +98,7 @@ def infer_layout(
     channels_last: bool | None = None,
     of_input: bool = False,
 ) -> Layout:
-    """The layout of a tensor of this shape that `layer` gives for an image.
+    """Return the layout of a tensor of this shape that `layer` gives for an image.
 
     Args:
         shape: the tensor's shape, with the batch first.
@@ -111,7 +111,7 @@ def infer_layout(
         of_input: whether the tensor is the layer's input rather than its output.
 
     Raises:
-        ValueError: the layout cannot be inferred, or is no grid; with the reason.
+        ValueError: the layout cannot be inferred, or is not a grid; with the reason.
     """
     shape = tuple(shape)
     if len(shape) < 3:
@@ -145,7 +145,7 @@ def infer_layout(
 
 
 def grid_of_tokens(tokens: int, image_grid: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """The patch grid, and the number of tokens before it, that explain `tokens` for an image of this size.
+    """Return the patch grid, and the number of tokens before it, that explain `tokens` for an image of this size.
 
     Patches are assumed to be square (or cubic) and to cover the image exactly, so the grid has the image's proportions.
     Of the grids that fit, the one with the fewest extra tokens is taken, which must be far fewer than the patches.
@@ -163,7 +163,7 @@ def grid_of_tokens(tokens: int, image_grid: Sequence[int]) -> tuple[tuple[int, .
 
 
 def patch_grid(layer: nn.Module, image_shape: Sequence[int]) -> tuple[int, ...] | None:
-    """The grid of patches that `layer` cuts the image into, if it is a patch embedding (kernel = stride).
+    """Return the grid of patches that `layer` cuts the image into, if it is a patch embedding (kernel = stride).
 
     Of videos, patches may overlap: their length in frames cannot be guessed from the number of tokens.
     """
@@ -178,7 +178,7 @@ def patch_grid(layer: nn.Module, image_shape: Sequence[int]) -> tuple[int, ...] 
 
 
 def _given_grid(tokens: int, grid: tuple[int, ...], before: int | None = None) -> tuple[tuple[int, ...], int]:
-    """The grid that the user has set, and how many tokens stand before it."""
+    """Return the grid that the user has set, and how many tokens stand before it."""
     extra = tokens - math.prod(grid)
     whole = (*grid,) if before is None else (*grid, before)
     if extra < (before or 0):
@@ -212,7 +212,7 @@ def _grid_of_tokens(
 
 
 def _merged(patches: Sequence[int]) -> list[tuple[int, ...]]:
-    """The grid of patches; of videos, also those after steps that merge rows and columns and keep the frames."""
+    """Return the grid of patches; of videos, also those after steps that merge rows and columns and keep the frames."""
     if len(patches) < 3:
         return [tuple(patches)]
     frames, *sides = patches
@@ -245,7 +245,7 @@ def _dense_layout(
 
 
 def _width_evidence(layer: nn.Module, shape: tuple[int, ...], of_input: bool) -> tuple[bool, bool]:
-    """Whether weights of `layer` fit channels at the second axis, and at the last one.
+    """Return whether weights of `layer` fit channels at the second axis, and at the last one.
 
     A linear layer inside may work on channels on any axis (squeeze and excitation pools first), so it only counts if
     there is no other evidence.
@@ -269,6 +269,6 @@ def _width_evidence(layer: nn.Module, shape: tuple[int, ...], of_input: bool) ->
 
 
 def _distortion(grid: Sequence[int], image_grid: Sequence[int]) -> float:
-    """How far a grid's proportions are from the image's: 0 for the same, log 2 for one axis twice as long."""
+    """Return how far a grid's proportions are from the image's: 0 for the same, log 2 for one axis twice as long."""
     ratios = [math.log(max(size, 1) / max(pixels, 1)) for size, pixels in zip(grid, image_grid, strict=True)]
     return max(ratios) - min(ratios)

@@ -17,7 +17,7 @@ _NO_FUNCTIONS = frozenset({bool, int, float, str, type(None), tuple, list, dict,
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
-    """The same modules as `model.modules()`, in another order and several times faster."""
+    """Return the same modules as `model.modules()`, in another order and several times faster."""
     found: dict[nn.Module, None] = {}
     waiting = [model]
     while waiting:
@@ -38,16 +38,16 @@ class Waypoint:
 
     @classmethod
     def of(cls, module: nn.Module) -> Waypoint:
-        """A waypoint for the module as it is now."""
+        """Return a waypoint for the module as it is now."""
         return cls(module, list(module._modules.values()), is_compiled(module))
 
     def is_as_it_was(self) -> bool:
-        """Whether neither has changed since."""
+        """Return whether neither has changed since."""
         return list(self.module._modules.values()) == self.children and is_compiled(self.module) is self.compiled
 
 
 def ways_to(model: nn.Module, modules: Iterable[nn.Module]) -> list[Waypoint]:
-    """All modules on the paths from `model` to these, both ends included, each once."""
+    """Return all modules on the paths from `model` to these, both ends included, each once."""
     held_by = {child: parent for parent in all_modules(model) for child in parent._modules.values()}
     seen: dict[nn.Module, Waypoint] = {}
     for module in modules:
@@ -59,7 +59,7 @@ def ways_to(model: nn.Module, modules: Iterable[nn.Module]) -> list[Waypoint]:
 
 
 def compiled_layers(model: nn.Module) -> list[str]:
-    """The names of the outermost modules that run compiled code; the name of the model itself is empty."""
+    """Return the names of the outermost modules that run compiled code; the name of the model itself is empty."""
     names: list[str] = []
     for name, module in model.named_modules():
         if not any(name.startswith(f"{outer}." if outer else "") for outer in names) and is_compiled(module):
@@ -68,7 +68,7 @@ def compiled_layers(model: nn.Module) -> list[str]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a call of this module or of one of its methods, such as Lightning's steps, runs compiled code."""
+    """Return whether a call of this module or of one of its methods, such as Lightning's steps, runs compiled code."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
     in_place = getattr(module, "_compiled_call_impl", None) is not None
@@ -85,17 +85,17 @@ def _is_compiled_function(value: object) -> bool:
 
 @lru_cache(maxsize=1024)
 def _has_compiled_methods(kind: type) -> bool:
-    """Whether the class has methods under `@torch.compile`."""
+    """Return whether the class has methods under `@torch.compile`."""
     return any(_is_compiled_function(member) for base in kind.__mro__ for member in vars(base).values())
 
 
 def _is_compile_wrapper(module: nn.Module) -> bool:
-    """Whether it is the result of `torch.compile(module)`, whose own hooks run outside of the compiled code."""
+    """Return whether it is the result of `torch.compile(module)`, whose own hooks run outside of the compiled code."""
     return "_orig_mod" in module._modules
 
 
 def with_fast_path(model: nn.Module) -> set[nn.Module]:
-    """Torch's own encoder layers, and all modules inside of them.
+    """Return torch's own encoder layers, and all modules inside of them.
 
     In eval mode they run faster code, with other bits, unless there are hooks on them or inside. In the package's own
     passes they never do, so there the set is empty.
@@ -108,7 +108,7 @@ def with_fast_path(model: nn.Module) -> set[nn.Module]:
 
 
 def clean_name(name: str) -> str:
-    """A module's name without the wrappers' parts."""
+    """Return a module's name without the wrappers' parts."""
     name += "."
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")

@@ -35,7 +35,7 @@ def check_spec(spec: object) -> None:
 
 
 def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "output") -> list[str]:
-    """The names of the layers that names and globs mean, in the order in which the network was built.
+    """Return the names of the layers that names and globs mean, in the order in which the network was built.
 
     With `target="weight"` a glob takes only convolutions and linear layers; naming another layer is an error.
     """
@@ -58,7 +58,7 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
 
 
 def named_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module below `model` that takes hooks, by the name its author gave it (without what wrappers add).
+    """Return every module below `model` that takes hooks, by the name its author gave it (without what wrappers add).
 
     Nothing inside a compiled module takes hooks, except in the package's own passes, which run it eagerly. Scripted
     modules take no hooks at all. Parametrisations give weights, not features.
@@ -82,17 +82,17 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _aliases(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, str]:
-    """The name that a layer is listed under, by each of its names: a shared layer has several."""
+    """Return the name that a layer is listed under, by each of its names: a shared layer has several."""
     goes_by = {id(layer): name for name, layer in layers.items()}
     everywhere = ((clean_name(name), module) for name, module in model.named_modules(remove_duplicate=False))
     return {name: goes_by[id(module)] for name, module in everywhere if name and id(module) in goes_by}
 
 
 def why_no_weight(layer: nn.Module) -> str | None:
-    """Why there can be no map of this layer's own weight; None if there can."""
+    """Return why there can be no map of this layer's own weight; None if there can."""
     kind = next((kind for kind in WEIGHTED if isinstance(layer, kind)), None)
     if kind is None:
-        return f"{type(layer).__name__} is no convolution and no linear layer"
+        return f"{type(layer).__name__} is neither a convolution nor a linear layer"
     own = type(layer)
     changed = [
         name for name in ("forward", "_conv_forward") if getattr(own, name, None) is not getattr(kind, name, None)
@@ -103,7 +103,7 @@ def why_no_weight(layer: nn.Module) -> str | None:
 
 
 def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a name fit the parts of a glob."""
+    """Return whether the parts of a name fit the parts of a glob."""
     if not pattern:
         return not name
     if pattern[0] == "**":

@@ -15,25 +15,25 @@ from normgrad_lightning.maths.tensor_subclasses import no_overrides, of_type, ov
 
 
 class Part(NamedTuple):
-    """A part of a container: its key, place or field, and its value."""
+    """A part of a container: its key, index or field, and its value."""
 
     name: str
     value: Any
 
 
 def parts(nested: Any) -> list[Part]:
-    """The parts of a container; none for anything else."""
+    """Return the parts of a container; none for anything else."""
     if isinstance(nested, Mapping):
         return [Part(str(key), value) for key, value in nested.items()]
     if isinstance(nested, list | tuple) and not isinstance(nested, torch.Size):
-        return [Part(str(place), value) for place, value in enumerate(nested)]
+        return [Part(str(index), value) for index, value in enumerate(nested)]
     if is_dataclass(nested) and not isinstance(nested, type):
         return [Part(field.name, getattr(nested, field.name)) for field in fields(nested)]
     return []
 
 
 def rebuilt(nested: Any, values: list[Any]) -> Any:
-    """A container of the same kind with other values, one for each of its `parts`; anything else unchanged."""
+    """Return a container of the same kind with other values, one for each of its `parts`; anything else unchanged."""
     if isinstance(nested, Mapping):
         return _rebuilt_mapping(nested, dict(zip(nested, values, strict=True)))
     if isinstance(nested, torch.Size):
@@ -49,7 +49,7 @@ def rebuilt(nested: Any, values: list[Any]) -> Any:
 
 
 def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
-    """A copy of the containers, with `function` of each tensor inside; tensors of a subclass keep their type."""
+    """Return a copy of the containers, with `function` of each tensor inside; tensors of a subclass keep their type."""
     if isinstance(nested, Tensor):
         return _of_its_type(function, nested) if overrides_functions(nested) else function(nested)
     return rebuilt(nested, [map_tensors(function, part.value) for part in parts(nested)])
@@ -62,12 +62,12 @@ def _of_its_type(function: Callable[[Tensor], Any], t: Tensor) -> Any:
 
 
 def first_tensor(nested: object) -> Tensor | None:
-    """The first floating-point tensor inside, depth first."""
+    """Return the first floating-point tensor inside, depth first."""
     return next(floating_tensors(nested), None)
 
 
 def floating_tensors(nested: object) -> Iterator[Tensor]:
-    """The floating-point tensors inside, depth first."""
+    """Yield the floating-point tensors inside, depth first."""
     # Not through `parts`: this runs in every hook, and lists of parts take time.
     if isinstance(nested, Tensor):
         if nested.is_floating_point():

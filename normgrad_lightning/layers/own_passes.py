@@ -12,12 +12,12 @@ _passes: list[object] = []
 
 
 def current_pass() -> object:
-    """A token for the own pass that is running; None in the user's training step."""
+    """Return a token for the own pass that is running; None in the user's training step."""
     return _passes[-1] if _passes else None
 
 
 def runs_eagerly() -> bool:
-    """Whether compiled modules run eagerly now, as they do in own passes."""
+    """Return whether compiled modules run eagerly now, as they do in own passes."""
     return bool(_passes)
 
 

@@ -46,20 +46,20 @@ class OuterProducts:
     rescale: bool = True
 
     def x_norms(self, x: Tensor) -> Tensor:
-        """`‖x_{γ,u}‖`, `(N, γ, *L)`, of `x` `(N, C, *S)`."""
+        """Return `‖x_{γ,u}‖`, `(N, γ, *L)`, of `x` `(N, C, *S)`."""
         return self._norms(x, None if self.transposed else self.window, "x")
 
     def g_norms(self, g: Tensor) -> Tensor:
-        """`‖g_{γ,u}‖`, `(N, γ, *L)`, of `g` `(N, D, *S_out)`."""
+        """Return `‖g_{γ,u}‖`, `(N, γ, *L)`, of `g` `(N, D, *S_out)`."""
         return self._norms(g, self.window if self.transposed else None, "g")
 
     def norm(self, x_norms: Tensor, g_norms: Tensor) -> Tensor:
-        """`m_u = sqrt(Σ_γ ‖g_{γ,u}‖² ‖x_{γ,u}‖²)`, `(N, *L)`."""
+        """Return `m_u = sqrt(Σ_γ ‖g_{γ,u}‖² ‖x_{γ,u}‖²)`, `(N, *L)`."""
         product = g_norms * x_norms
         return product.squeeze(1) if product.shape[1] == 1 else channel_norm(product)
 
     def norm_of_sum(self, terms: Sequence[Term]) -> Tensor:
-        """`m_u = ‖Σ_i a_i g_{i,u} ⊗ x_{i,u}‖`, `(N, *L)`, through the Gram identity.
+        """Return `m_u = ‖Σ_i a_i g_{i,u} ⊗ x_{i,u}‖`, `(N, *L)`, through the Gram identity.
 
             m_u² = Σ_ij a_i a_j Σ_γ (g_i·g_j)_{γ,u} (x_i·x_j)_{γ,u}
 
@@ -76,7 +76,7 @@ class OuterProducts:
         return square.clamp_min(0).sqrt().to(x.device, dtype)
 
     def spread(self, m: Tensor) -> Tensor:
-        """Each value given to every pixel of its patch, `M = boxᵀ(m)`; without a window, the map itself."""
+        """Return each value given to every pixel of its patch, `M = boxᵀ(m)`; without a window, the map itself."""
         return m if self.window is None else self.window.spread(m)
 
     def _norms(self, t: Tensor, window: Window | None, name: str) -> Tensor:
@@ -129,12 +129,12 @@ def _double(t: Tensor) -> Tensor:
 
 
 def wide_dtype(t: Tensor) -> torch.dtype:
-    """In what to compute: float64 for float64, else float32."""
+    """Return in what to compute: float64 for float64, else float32."""
     return torch.float64 if t.dtype == torch.float64 else torch.float32
 
 
 def _by_group(t: Tensor, groups: int, name: str) -> Tensor:
-    """`(N, γ, C, *S)` of `(N, γ·C, *S)`."""
+    """Return `(N, γ, C, *S)` of `(N, γ·C, *S)`."""
     channels = t.shape[1]
     if groups < 1 or channels % groups:
         raise ValueError(f"`groups`: expected a divisor of the {channels} channels of `{name}`, but got {groups}.")
@@ -142,7 +142,7 @@ def _by_group(t: Tensor, groups: int, name: str) -> Tensor:
 
 
 def _some_images(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """A few images at a time: what is computed of all at once would take as much memory as they do."""
+    """Yield a few images at a time: what is computed of all at once would take as much memory as they do."""
     first = tensors[0]
     some = max(1, _chunk_values(first) * len(first) // max(first.numel(), 1))
     return zip(*(torch.split(t, some) for t in tensors), strict=True)

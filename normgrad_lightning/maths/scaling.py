@@ -62,13 +62,13 @@ def unit_scale(t: Tensor) -> Tensor:
 
 
 def _can_look_at(t: Tensor) -> bool:
-    """Whether the values of a tensor can be known now, at no cost."""
+    """Return whether the values of a tensor can be known now, at no cost."""
     if torch.compiler.is_compiling() or not t.is_cpu or type(t) is not Tensor:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(t)  # as inside of `vmap`
 
 
 def _is_safe(norms: Tensor) -> bool:
-    """Whether no image has squares that vanished beside its largest norm: below 1e-10 of it, in float32."""
+    """Return whether no image has squares that vanished beside its largest norm: below 1e-10 of it, in float32."""
     least = torch.finfo(norms.dtype).tiny ** 0.25
     return all(least <= largest < math.inf for largest in norms.amax(tuple(range(1, norms.dim()))).tolist())

@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 def no_overrides() -> AbstractContextManager[None]:
-    """Inside, functions of tensors are torch's own, and give plain tensors."""
+    """Switch overrides off inside: functions of tensors are torch's own, and give plain tensors."""
     off: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
     return off
 
 
 def overrides_functions(t: Tensor) -> bool:
-    """Whether a tensor is of a subclass that overrides functions, and has values of its own."""
+    """Return whether a tensor is of a subclass that overrides functions, and has values of its own."""
     kind = type(t)
     return (
         kind is not Tensor
@@ -30,7 +30,7 @@ def overrides_functions(t: Tensor) -> bool:
 
 
 def plain(t: Any) -> Any:
-    """A tensor of such a subclass as a plain one, in the same graph and memory; anything else unchanged."""
+    """Return a tensor of such a subclass as a plain one, in the same graph and memory; anything else unchanged."""
     if not isinstance(t, Tensor) or not overrides_functions(t):
         return t
     with no_overrides():
@@ -38,7 +38,7 @@ def plain(t: Any) -> Any:
 
 
 def of_type(t: Tensor, like: Tensor, attributes: dict[str, Any] | None = None) -> Tensor:
-    """`t` as a tensor of the type of `like`, with these attributes (default: the same as those of `like`)."""
+    """Return `t` as a tensor of the type of `like`, with these attributes (default: the same as those of `like`)."""
     with no_overrides():
         typed: Tensor = plain(t).as_subclass(type(like))
         vars(typed).update(vars(like) if attributes is None else attributes)

@@ -49,7 +49,7 @@ class Window:
         dilation: int | Sequence[int],
         padding_mode: str,
     ) -> Window:
-        """The window of a convolution with these arguments on a grid of this shape."""
+        """Return the window of a convolution with these arguments on a grid of this shape."""
         check_choice("padding_mode", padding_mode, PADDING_MODES)
         axes = len(shape)
         kernel = _per_axis("kernel_size", kernel_size, axes)
@@ -77,7 +77,7 @@ class Window:
         padding: int | Sequence[int],
         dilation: int | Sequence[int],
     ) -> Window:
-        """The window that each location of a transposed convolution's input `x` writes to, on its output's grid."""
+        """Return the window that each location of a transposed convolution's input writes to, on its output's grid."""
         window = cls.of(g_shape[2:], kernel_size, stride, padding, dilation, "zeros")
         least = [
             (size - 1) * s - sum(pad) + d * (k - 1) + 1
@@ -102,7 +102,7 @@ class Window:
         return at_any_scale(lambda norms: self.sum(norms.square()).sqrt(), norms, rescale=rescale)
 
     def sum(self, t: Tensor) -> Tensor:
-        """`box(t)`: `(N, G, *S)` to `(N, G, *S_out)`."""
+        """Return `box(t)`: `(N, G, *S)` to `(N, G, *S_out)`."""
         t = self._pad(t)
         for axis in range(len(self.shape)):
             slices = [t[index] for index in self._slices(axis)]
@@ -112,7 +112,7 @@ class Window:
         return t
 
     def spread(self, t: Tensor) -> Tensor:
-        """`boxᵀ(t)`: `(N, *S_out)` to `(N, *S)`, the exact adjoint of `sum`, padding included."""
+        """Return `boxᵀ(t)`: `(N, *S_out)` to `(N, *S)`, the exact adjoint of `sum`, padding included."""
         t = t.unsqueeze(1)
         for axis in reversed(range(len(self.shape))):
             shape = list(t.shape)
@@ -124,7 +124,7 @@ class Window:
         return t.squeeze(1)
 
     def _slices(self, axis: int) -> list[tuple[slice, ...]]:
-        """Where the k-th element of every window stands along one axis, for k in order."""
+        """Return where the k-th element of every window stands along one axis, for k in order."""
         step, size = self.stride[axis], self.output_shape[axis]
         before = (slice(None),) * (axis + 2)
         starts = (k * self.dilation[axis] for k in range(self.kernel[axis]))
@@ -137,7 +137,7 @@ class Window:
         return F.pad(t, pads, mode=PADDING_MODES[self.padding_mode])
 
     def _unpad(self, t: Tensor, axis: int) -> Tensor:
-        """The adjoint of padding along one axis."""
+        """Return the adjoint of padding along one axis."""
         before, after = self.padding[axis]
         size, dim = self.shape[axis], axis + 2
         if before == after == 0:
@@ -152,7 +152,7 @@ class Window:
 
 
 def _per_axis(name: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """One number for each axis, as torch's convolutions take them."""
+    """Return one number for each axis, as torch's convolutions take them."""
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     if len(values) == 1:
         values *= axes
@@ -165,7 +165,7 @@ def _per_axis(name: str, value: int | Sequence[int], axes: int) -> tuple[int, ..
 def _pad_pairs(
     padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """What is added before and after each axis."""
+    """Return what is added before and after each axis."""
     if padding == "valid":
         return [(0, 0)] * len(kernel)
     if padding == "same":

@@ -17,7 +17,7 @@ class DoNotFit(Exception):
 
 
 def joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
-    """A batch of the images of two.
+    """Return a batch of the images of two.
 
     Args:
         one: a batch.
@@ -26,7 +26,7 @@ def joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
 
     Raises:
         DoNotFit: they cannot be one batch, as images of two sizes.
-        CannotSlice: what comes out is no batch.
+        CannotSlice: the result is not a batch.
     """
     both = _joined(one, other, sizes)
     if batch_size(both) != sum(sizes):
@@ -52,5 +52,5 @@ def _joined(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
 
 
 def _holds_tensors_of_all(values: Sequence[Any], size: int) -> bool:
-    """Whether a list holds things of all images, as images and labels, and not one for each."""
+    """Return whether a list holds things of all images, as images and labels, and not one for each."""
     return any(isinstance(value, Tensor) and value.dim() and len(value) == size for value in values)

@@ -21,7 +21,7 @@ _DEEPEST = 8  # data sets inside of data sets; one that holds itself would never
 
 
 class _Found(NamedTuple):
-    """Labels in a batch, and the key or place where they are."""
+    """Labels in a batch, and the key or index where they are."""
 
     name: str
     labels: Any
@@ -33,7 +33,7 @@ def labels_of(module: LightningModule, batch: Any) -> list[int] | None:
     None if there are no labels, or if several things could be them.
 
     Raises:
-        ValueError: what `normgrad_labels` returns are no labels.
+        ValueError: what `normgrad_labels` returns are not labels.
     """
     return listed(labels_on_device(module, batch))
 
@@ -47,7 +47,7 @@ def labels_on_device(module: LightningModule, batch: Any) -> Any:
     """Return the same, as a tensor where they are one: then nobody waits for a device.
 
     Raises:
-        ValueError: what `normgrad_labels` returns are no labels.
+        ValueError: what `normgrad_labels` returns are not labels.
     """
     if not hasattr(module, METHOD):
         return found_labels(batch)
@@ -76,7 +76,7 @@ def found_labels(batch: Any) -> Any:
 
 
 def _search(nested: Any, name: str, count: int | None) -> Iterator[_Found]:
-    """All that may be labels of this many images."""
+    """Yield all that may be labels of this many images."""
     labels = _as_labels(nested)
     if labels is not None and count in (None, len(labels)):
         yield _Found(name, labels)
@@ -103,7 +103,7 @@ def _as_labels(value: Any) -> Any:
 
 
 def _are_probabilities(rows: Tensor) -> bool:
-    """Whether each row adds up to one, as soft labels do; also after MixUp, and in half precision."""
+    """Return whether each row adds up to one, as soft labels do; also after MixUp, and in half precision."""
     if rows.is_complex():
         return False
     rows = rows.float()
@@ -122,7 +122,7 @@ def _described(value: Any) -> str:
 
 
 def classes_of(loaders: Any) -> list[str] | None:
-    """The names of the classes in the first data set that has them as `classes`, as those of torchvision do."""
+    """Return the names of the classes in the first data set that has them as `classes`, as those of torchvision do."""
     for dataset in datasets_of(loaders):
         names = getattr(dataset, "classes", None)
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
@@ -136,7 +136,7 @@ def datasets_of(loaders: Any) -> Iterator[Any]:
 
 
 def _loaders(nested: Any) -> Iterator[Any]:
-    """All that has a data set, also in a collection of loaders."""
+    """Yield all that has a data set, also in a collection of loaders."""
     if hasattr(nested, "dataset"):
         yield nested
     for part in parts(getattr(nested, "iterables", nested)):
@@ -144,7 +144,7 @@ def _loaders(nested: Any) -> Iterator[Any]:
 
 
 def _and_inside(dataset: Any, depth: int) -> Iterator[Any]:
-    """A data set, and those that it is made of, as a `Subset` or a `ConcatDataset` is."""
+    """Yield a data set, and those that it is made of, as a `Subset` or a `ConcatDataset` is."""
     if dataset is None or depth == 0:
         return
     yield dataset

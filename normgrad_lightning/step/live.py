@@ -49,6 +49,7 @@ class StepReader:
         self._with_maps: list[str] = []
         self._skipped_all: bool | None = None  # None as long as no step was read
         self._hint = ""
+        self._undo: float | Tensor = 1.0
         self._reader: Reader | None = None
         self._choose(settings)
 
@@ -64,7 +65,7 @@ class StepReader:
 
     @property
     def is_free(self) -> bool:
-        """Whether reading a step takes no pass of its own."""
+        """Whether reading a step takes no extra pass."""
         return self._reader is not None and not self._reader.price
 
     def about(self, settings: Settings) -> str:
@@ -84,15 +85,15 @@ class StepReader:
 
     def begin(self, context: StepContext) -> None:
         """Put hooks on, or replay the step."""
+        self._undo = 1.0
         if self._reader is not None:
             with self._messenger.guard(self._reader.doing):
                 self._reader.begin(context)
 
     def after_backward(self, context: StepContext) -> None:
-        """Note how the gradients are scaled."""
-        if self._reader is not None:
-            with self._messenger.guard("reading the loss scale"):
-                self._reader.after_backward(context)
+        """Note how the gradients of training are scaled."""
+        with self._messenger.guard("reading the loss scale"):
+            self._undo = context.loss.undo(context.module)
 
     def end(self) -> Read:
         """Take the hooks off, and return what they have seen."""
@@ -107,7 +108,8 @@ class StepReader:
         recorder = read.recorder
         if recorder is None:
             return Seen(excuse=read.excuse)
-        sets = [_map_set(recorder, kind, read.undo, context) for kind in recorder.kinds]
+        undo = self._undo if read.undo is None else read.undo
+        sets = [_map_set(recorder, kind, undo, context) for kind in recorder.kinds]
         if not recorder.has_run and saw_backward:
             self._replay_instead()
         self._with_maps = list(sets[0].maps)

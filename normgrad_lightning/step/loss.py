@@ -101,7 +101,7 @@ class TrainingLoss:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def undo(self, module: LightningModule) -> float | Tensor:
-        """The factor that undoes what Lightning has done to the loss of training's latest backward pass.
+        """Return the factor that undoes what Lightning has done to the loss of training's latest backward pass.
 
         It divides by the number of accumulated batches, and a GradScaler multiplies. Call it right after the backward
         pass, before the scale changes. The scale stays on the device: to ask for the number would be to wait for it.
@@ -142,7 +142,7 @@ class TrainingLoss:
             self._is_alone = False
 
     def __call__(self, module: Any, batch: Any) -> Tensor:
-        """The loss of the batch, times `scale`."""
+        """Return the loss of the batch, times `scale`."""
         with self.alone(module), self._precision(module):
             if self.name == METHOD:
                 output = module.normgrad_loss(batch)

@@ -16,7 +16,7 @@ METHOD = "normgrad_masks"
 
 
 def masks_of(module: LightningModule, batch: Any) -> Tensor | None:
-    """What the module's `normgrad_masks(batch)` returns: `(N, *S)`, 1 where the object is; None without that method.
+    """Return what `normgrad_masks(batch)` of the module returns: `(N, *S)`, 1 where the object is; None without it.
 
     Raises:
         ValueError: it returns something else.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def call_optional_method(module: LightningModule, method: str, batch: Any) -> Any:
-    """What the method returns for a batch; None if the module has no such method.
+    """Return what the method returns for a batch; None if the module has no such method.
 
     It builds no graph, and training draws the random numbers that it would have drawn without the call.
     """

@@ -51,7 +51,7 @@ class ProbeImages:
         self.forget()
 
     def forget(self) -> None:
-        """Have no images."""
+        """Forget the images."""
         self._left: float = 0
         self._saw_validation = False
         self._chooses_anew = self._has_chosen_anew = False
@@ -60,7 +60,7 @@ class ProbeImages:
         self.labels: list[int] | None = None
 
     def are_of(self, probe: Any) -> bool:
-        """Whether these are the images that a value of the flag asks for."""
+        """Return whether these are the images that a value of the flag asks for."""
         if isinstance(self._of, str):
             return self._of == (BY_DEFAULT if probe is None else probe if isinstance(probe, str) else "")
         return probe is not None and probe is self._of
@@ -71,7 +71,7 @@ class ProbeImages:
         return self._left > 0
 
     def settle(self) -> None:
-        """Stay with these images: there are maps of them."""
+        """Keep to these images: there are maps of them."""
         self._left = 0
 
     def offer(self, of: ProbeOf, module: Any, batch: Any, settings: Settings) -> None:
@@ -100,7 +100,7 @@ class ProbeImages:
         return True
 
     def _look_for_classes(self, context: StepContext) -> None:
-        """Choose anew in the first whole validation if these images are of one class, and training has others."""
+        """Choose again in the first whole validation if these images are of one class, and training has others."""
         known = {label for label in self.labels or () if label >= 0}
         if self._of != "val" or len(known) != 1 or len(set(context.labels or ())) < 2:
             return
@@ -112,7 +112,7 @@ class ProbeImages:
         self._chooses_anew = not self._has_chosen_anew
 
     def _begin_anew(self) -> None:
-        """Have no images again, and look through all batches of this validation."""
+        """Forget the images, and look through all batches of this validation."""
         self._of, self._chooses_anew, self._has_chosen_anew = None, False, True
 
     def conclude(self, settings: Settings) -> None:
@@ -173,7 +173,7 @@ class ProbeImages:
                 self.settle()
 
     def _has_all_classes(self, module: Any, which: ImageFlags) -> bool:
-        """Whether there is nothing to look for: an image of each class, as far as there is room, or no labels."""
+        """Return whether nothing is missing: an image of each class, as far as there is room, or no labels."""
         names = which.classes or classes_of(module.trainer.val_dataloaders)
         count = which.num_images if names is None else min(which.num_images, len(names))
         return self.labels is None or len(set(self.labels)) >= count
@@ -186,13 +186,13 @@ class ProbeImages:
         self._of, self._left = batch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to follow the same images; nothing if these are given in code."""
+        """Return what a resumed run needs to follow the same images; nothing if these are given in code."""
         if not isinstance(self._of, str):
             return {}
         if not _is_plain(self.batch):
             self._messenger.warn_once(
                 "NormGrad does not keep the images of the probe in checkpoints, as their batch has parts other than "
-                "tensors, numbers, text, lists, tuples and dicts. A resumed run chooses images anew."
+                "tensors, numbers, text, lists, tuples and dicts. A resumed run chooses other images."
             )
             return {}
         return {"probe": {"of": self._of, "batch": self.batch, "labels": self.labels}}
@@ -206,13 +206,13 @@ class ProbeImages:
 
 
 def probe_indices(batch: Any, which: ImageFlags, labels: Sequence[int] | None) -> list[int]:
-    """The indices of the images to follow: classes in turn where they are known, else the first."""
+    """Return the indices of the images to follow: classes in turn where they are known, else the first."""
     count = min(batch_size(batch), which.num_images)
     return list(range(count)) if labels is None else ImageChoice().balanced(labels, count)
 
 
 def _transferred(module: Any, batch: Any) -> Any:
-    """A batch as it comes to the module from a data loader."""
+    """Return a batch as it comes to the module from a data loader."""
     trainer = module.trainer
     batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
@@ -223,7 +223,7 @@ def _on_cpu(batch: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a checkpoint with this can be loaded without trust in its code."""
+    """Return whether a checkpoint with this can be loaded without trust in its code."""
     if isinstance(value, Tensor):
         return type(value) is Tensor and value.layout is torch.strided and not value.is_nested
     return type(value) in _PLAIN or (type(value) in _PLAIN_CONTAINERS and all(_is_plain(p.value) for p in parts(value)))

@@ -17,7 +17,7 @@ _SILENT_METHODS = ("log", "log_dict", "print")
 
 @contextmanager
 def silenced(module: Any, trainer: Trainer) -> Iterator[None]:
-    """What the module logs, prints and does to optimizers and schedulers goes nowhere."""
+    """Let what the module logs, prints and does to optimizers and schedulers go nowhere."""
     own = [vars(part) for part in module.modules() if "_trainer" in vars(part)]
     groups = [restore for optimizer in trainer.optimizers for restore in groups_of(optimizer)]
     outer = [config.scheduler for config in trainer.lr_scheduler_configs]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from normgrad_lightning.hooks.recorder import NormGrad
 from normgrad_lightning.isolated.interrupts import memory_explained
@@ -31,12 +31,12 @@ class Read(NamedTuple):
 
     Attributes:
         recorder: holds the maps until the next step is read; None if nothing was seen.
-        undo: the factor that undoes how the loss was scaled.
+        undo: the factor that undoes how the loss of a replay was scaled; None: the step was training's own.
         excuse: why nothing was seen, if that is a failure only when training learns from the batch.
     """
 
     recorder: NormGrad | None = None
-    undo: float | Tensor = 1.0
+    undo: float | None = None
     excuse: ValueError | None = None
 
 
@@ -50,11 +50,12 @@ class Reader(Protocol):
     """
 
     doing: str
-    price: str
-    reads_compiled_code: bool
+    price: str = ""
+    reads_compiled_code: bool = False
 
     def is_up_to_date(self) -> bool:
-        """Return whether the model is still the one that this reader was chosen for."""
+        """Return whether this reader still fits the model: one that looks at the model in each step always does."""
+        return True
 
     @property
     def layers(self) -> list[str]:
@@ -63,27 +64,22 @@ class Reader(Protocol):
     def begin(self, context: StepContext) -> None:
         """Prepare for the step, which is about to begin."""
 
-    def after_backward(self, context: StepContext) -> None:
-        """Note a backward pass of training that is over."""
-
     def end(self) -> Read:
         """Return what was seen of the step, which is over."""
 
     def problems(self) -> list[str]:
         """Return what stands in the way of maps, as far as it is known and new."""
+        return []
 
 
-class LiveReader:
+class LiveReader(Reader):
     """Reads the step itself: its maps cost nothing but norms."""
 
     doing = "putting the hooks on"
-    price = ""
-    reads_compiled_code = False
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self._model = model
         self._is_reading = False
-        self._undo: float | Tensor = 1.0
         self._modules = all_modules(model)
         self._compiled = compiled_layers(model)
         self._ways: list[Waypoint] = []
@@ -102,16 +98,11 @@ class LiveReader:
 
     def begin(self, context: StepContext) -> None:
         """Put the hooks on."""
-        self._undo = 1.0
         self._recorder.clear()
         kinds = context.settings.general.kinds
         self._recorder.read_kinds(kinds if context.is_event else kinds[:1])  # views collect order 0 alone
         self._recorder.attach()
         self._is_reading = True
-
-    def after_backward(self, context: StepContext) -> None:
-        """Note how this backward's gradients are scaled."""
-        self._undo = context.loss.undo(context.module)
 
     def end(self) -> Read:
         """Take the hooks off."""
@@ -119,14 +110,14 @@ class LiveReader:
         self._recorder.detach()
         if was_reading and not self._ways and self._recorder.layers:
             self._ways = ways_to(self._model, self._recorder.hooked)
-        return Read(self._recorder if was_reading else None, self._undo)
+        return Read(self._recorder if was_reading else None)
 
     def problems(self) -> list[str]:
         """See `Reader`."""
         return self._recorder.new_problems()
 
 
-class ReplayReader:
+class ReplayReader(Reader):
     """Runs the step once before training does, eagerly and without a trace: hooks cannot read compiled code."""
 
     doing = "replaying the training step"
@@ -138,16 +129,17 @@ class ReplayReader:
         self._model = model
         self._settings = settings
         self._read = Read()
-        self.layers: list[str] = []
+        self._layers: list[str] = []
 
-    def is_up_to_date(self) -> bool:
-        """Return True: each pass looks at the model as it is."""
-        return True
+    @property
+    def layers(self) -> list[str]:
+        """See `Reader`."""
+        return self._layers
 
     def begin(self, context: StepContext) -> None:
         """Run the step."""
         context.loss.check(context.module, context.batch)
-        settings, layers = self._settings, self.layers or self._settings.general.layers
+        settings, layers = self._settings, self._layers or self._settings.general.layers
         remedy = "To do without maps of compiled code, set `enabled=False`."
         try:
             with memory_explained(remedy):
@@ -158,19 +150,12 @@ class ReplayReader:
             self._read = Read(excuse=NoLoss(str(error)))
         else:
             self._read = Read(recorder, 1.0 / context.loss.scale)
-            self.layers = recorder.layers
-
-    def after_backward(self, context: StepContext) -> None:
-        """Ignore it: the gradients are those of the replay."""
+            self._layers = recorder.layers
 
     def end(self) -> Read:
         """Return what was seen, and keep nothing of it."""
         read, self._read = self._read, Read()
         return read
-
-    def problems(self) -> list[str]:
-        """Return nothing: there was a warning of each."""
-        return []
 
 
 def _recording(settings: Settings) -> dict[str, Any]:

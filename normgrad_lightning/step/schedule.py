@@ -51,7 +51,7 @@ class Schedule:
         return _has_passed(step, every, self.last_order1) or (is_last and self.last_order1 != step)
 
     def reading_is_due(self, step: int, every: int) -> bool:
-        """Return whether the maps of this step are collected, if it is no event."""
+        """Return whether the maps of this step are collected, if it is not an event."""
         return _has_passed(step, every, self.last_reading)
 
     def note(self, context: StepContext, *, trained: bool, has_order1: bool) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from normgrad_lightning.maths.spacing import evenly_spaced
 from normgrad_lightning.tensorboard_tab.logs import Run, runs_in
 from normgrad_lightning.tensorboard_tab.page_files import PAGE, SCRIPTS
 from normgrad_lightning.tensorboard_tab.stored import Content, Problem, decode
@@ -128,9 +129,7 @@ def _size(good: Mapping[Any, Mapping[int, _Event]], count: int) -> int:
 
 def _chosen(events: Mapping[int, _Event], count: int) -> dict[int, bytes]:
     steps = list(events)
-    last = len(steps) - 1
-    places = [round(i * last / (count - 1)) for i in range(count)] if count > 1 else [last]
-    wanted = {steps[place] for place in places} if count <= last else set(steps)
+    wanted = {steps[index] for index in evenly_spaced(len(steps), count)} if count > 1 else {steps[-1]}
     wanted |= {step for one in wanted for step in events[one].needs if step in events}
     return {step: events[step].blob for step in steps if step in wanted}
 

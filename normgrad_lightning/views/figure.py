@@ -31,9 +31,7 @@ def latest_figure(latest: Mapping[str, MapSet], kind: str, style: Style) -> Imag
         ValueError: there are none.
     """
     if not latest:
-        raise ValueError(
-            "`figure`: there are no maps yet. Call it after the first step of `trainer.fit`, or after training."
-        )
+        raise ValueError("`figure`: no maps yet. Call it after the first step of `trainer.fit`, or after training.")
     if kind not in latest:
         kinds = ", ".join(map(repr, latest))
         raise ValueError(f"`kind`: expected a kind of map that this run has, {kinds}, but got {kind!r}.")

@@ -15,11 +15,12 @@ from PIL import Image, features
 from torch import Tensor
 
 from normgrad_lightning.maps import MapSet
+from normgrad_lightning.maths.spacing import evenly_spaced
 from normgrad_lightning.page import Page
 from normgrad_lightning.views.drawing import Pixels, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
 from normgrad_lightning.views.overview import drawn
-from normgrad_lightning.views.resampling import evenly_spaced, shrunk
+from normgrad_lightning.views.resampling import shrunk
 from normgrad_lightning.views.scales import wide
 from normgrad_lightning.views.style import Style
 

@@ -47,7 +47,7 @@ def write(picture: npt.NDArray[np.uint8], text: str, size: int, at: tuple[int, i
 
 @lru_cache(maxsize=512)
 def fitted(text: str, width: int, size: int, *, keep_end: bool = False) -> str:
-    """Return the text, or as much of its beginning as there is room for; or of its end, whole words if possible.
+    """Return the text, or as much of its beginning as fits; or of its end, whole words if possible.
 
     The ends of layers' names tell them apart.
     """

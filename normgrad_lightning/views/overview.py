@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normgrad_lightning.maps import KINDS, MapSet
+from normgrad_lightning.maths.spacing import evenly_spaced
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.columns import columns_of
 from normgrad_lightning.views.drawing import Pixels, greys_of, jpeg
 from normgrad_lightning.views.panels import tiles_of
-from normgrad_lightning.views.resampling import evenly_spaced
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.table import Table
 from normgrad_lightning.views.tag_namer import COMBINED, card_tag

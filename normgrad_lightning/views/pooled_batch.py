@@ -104,7 +104,7 @@ def pooled_batch(batch: MapSet, guard: Guard = nullcontext) -> PooledBatch | Non
 
 
 def _pooled(maps: Tensor) -> Tensor:
-    """Means on a grid with the aspect of `(N, *S)`, but no more cells than are needed."""
+    """Return means on a grid with the aspect of `(N, *S)`, but no more cells than are needed."""
     axes = maps.dim() - 1
     zoom = min(1.0, (_CELLS[axes] / math.prod(maps.shape[1:])) ** (1 / axes))
     grid = [max(1, round(side * zoom)) for side in maps.shape[1:]]
@@ -118,7 +118,7 @@ def _focus(maps: Mapping[str, Tensor], grid: Sequence[int]) -> dict[str, Tensor]
 
 
 def resized(maps: Tensor, grid: Sequence[int]) -> Tensor:
-    """Maps `(N, *S)` on another grid, interpolated."""
+    """Return maps `(N, *S)` on another grid, interpolated."""
     mode = _LINEAR[len(grid)]
     return F.interpolate(maps[:, None], list(grid), mode=mode, align_corners=False)[:, 0]
 
@@ -130,7 +130,7 @@ def _labels(labels: Any, count: int) -> list[int]:
 
 
 def _masks(masks: Tensor | None, count: int, grids: Mapping[str, Sequence[int]]) -> dict[str, Floats]:
-    """The masks on each grid: the part of each cell that the object covers."""
+    """Return the masks on each grid: the part of each cell that the object covers."""
     if masks is None:
         return {}
     axes = len(grids[COMBINED])

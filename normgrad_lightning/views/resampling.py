@@ -40,12 +40,6 @@ def resized(planes: Floats, height: int, width: int) -> Floats:
     return resized_axis(resized_axis(planes, 2, width), 1, height)
 
 
-def evenly_spaced(count: int, most: int) -> list[int]:
-    """Return this many indices below `count`, the first and the last included; all, if there are no more."""
-    indices: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
-    return indices
-
-
 def shrunk(planes: Floats) -> Floats:
     """Return `(N, H, W)` with at most 64 cells along the shorter side (at most 256 along any), as `smoothed` needs."""
     zoom = min(1.0, FINEST / max(_shortest_fine_side(planes), 1))

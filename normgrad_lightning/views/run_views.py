@@ -27,7 +27,7 @@ class RunViews:
         self["tab"].patches, self["tab"].atlas = self["patches"], self["atlas"]
 
     def __getitem__(self, name: str) -> Any:
-        """The view of the package with this name."""
+        """Return the view of the package with this name."""
         return self._kept[VIEWS[name]]
 
     @property

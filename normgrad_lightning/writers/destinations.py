@@ -50,7 +50,7 @@ WRITERS: dict[str, Callable[[Any, Folder], Writer]] = {
 
 
 def writers_for(loggers: Iterable[Any], fallback_dir: Folder) -> tuple[list[Writer], list[str]]:
-    """A writer for each destination, and a note for each logger that we do not know.
+    """Return a writer for each destination, and a note for each logger that we do not know.
 
     Its pages go to files beside its logs, as do those of a `CSVLogger`. The dummy logger of `fast_dev_run` gets no
     writer, and neither does a second logger of the same folder.

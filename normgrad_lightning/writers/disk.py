@@ -59,7 +59,7 @@ def _reserve(total: int) -> int:
 
 
 def _largest_file() -> int | None:
-    """The largest size of a file that this process may write; None if there is no limit."""
+    """Return the largest size of a file that this process may write; None if there is no limit."""
     try:
         import resource
     except ImportError:  # Windows
@@ -69,12 +69,12 @@ def _largest_file() -> int | None:
 
 
 def is_remote(path: object) -> bool:
-    """Whether this is the address of a remote store."""
+    """Return whether this is the address of a remote store."""
     return "://" in str(path)
 
 
 def local_dir(logger: Any) -> str | None:
-    """The first folder that the logger names and that is not the address of a remote store."""
+    """Return the first folder that the logger names and that is not the address of a remote store."""
     for name in ("log_dir", "save_dir"):
         folder = None
         with suppress(Exception):  # a logger of the user's own may not know it before its run begins
@@ -99,10 +99,10 @@ def next_log_dir(root: str | os.PathLike[str]) -> str:
 
 
 def film_path(folder: str | os.PathLike[str], tag: str) -> Path:
-    """Where a film is found in our folder: `normgrad/film` is `<folder>/film.webp`."""
+    """Return where a film is found in our folder: `normgrad/film` is `<folder>/film.webp`."""
     return Path(folder, f"{tag.removeprefix('normgrad/')}.webp")
 
 
 def files_dir(logger: Any, fallback_dir: str | os.PathLike[str]) -> str:
-    """The `normgrad/` folder for files beside the logger's own; under `fallback_dir` if it has no local folder."""
+    """Return the folder `normgrad/` beside the logger's own files; in `fallback_dir` if it has no local folder."""
     return os.path.join(local_dir(logger) or fallback_dir, "normgrad")

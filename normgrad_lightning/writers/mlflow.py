@@ -48,7 +48,7 @@ class MLFlowWriter:
 
 
 def key(tag: str) -> str:
-    """The tag with only the characters that MLflow allows; before 3.11.1, it cannot read a slash back."""
+    """Return the tag with only the characters that MLflow allows; before 3.11.1, it cannot read a slash back."""
     import mlflow  # type: ignore[import, unused-ignore]
 
     reads_slashes = [int(part) for part in re.findall(r"\d+", mlflow.__version__)[:3]] >= [3, 11, 1]

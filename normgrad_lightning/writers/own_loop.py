@@ -49,7 +49,7 @@ def log_maps(
         tile_size: see there.
 
     Raises:
-        ValueError: a wrong value, or something that is no logger.
+        ValueError: a wrong value, or something that is not a logger.
 
     Example:
         >>> import tempfile

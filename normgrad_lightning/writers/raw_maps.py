@@ -19,7 +19,7 @@ VERSION = 1
 
 
 def encode(maps: npt.NDArray[np.floating[Any]]) -> bytes:
-    """Maps `(N, *S)` as bytes. Their relative error is at most 2⁻¹¹, or 2⁻²⁵ of their map's maximum."""
+    """Return maps `(N, *S)` as bytes. Their relative error is at most 2⁻¹¹, or 2⁻²⁵ of their map's maximum."""
     maps = np.asarray(maps, np.float32)
     maximum = np.max(np.abs(maps), axis=_axes(maps), keepdims=True, initial=0, where=np.isfinite(maps))
     fields = {"version": VERSION, "shape": maps.shape, "maximum": maximum.ravel().tolist()}
@@ -30,7 +30,7 @@ def encode(maps: npt.NDArray[np.floating[Any]]) -> bytes:
 
 
 def decode(data: bytes) -> npt.NDArray[np.float32]:
-    """The maps `(N, *S)` that were encoded."""
+    """Return the maps `(N, *S)` that were encoded."""
     fields = header_of(data)
     values = np.frombuffer(data, "<f2", offset=_start(data)).reshape(fields["shape"]).astype(np.float32)
     maximum = np.array(fields["maximum"], np.float32).reshape(len(values), *[1] * (values.ndim - 1))
@@ -38,7 +38,7 @@ def decode(data: bytes) -> npt.NDArray[np.float32]:
 
 
 def header_of(data: bytes) -> dict[str, Any]:
-    """The header of encoded maps: `version`, `shape` and `maximum`."""
+    """Return the header of encoded maps: `version`, `shape` and `maximum`."""
     fields: dict[str, Any] = json.loads(data[4 : _start(data)])
     if fields["version"] != VERSION:
         raise ValueError(f"`data`: expected raw maps of version {VERSION}, but got version {fields['version']}.")
@@ -46,12 +46,12 @@ def header_of(data: bytes) -> dict[str, Any]:
 
 
 def file_name(tag: str, step: int) -> str:
-    """Where encoded maps are found among the files of a run."""
+    """Return where encoded maps are found among the files of a run."""
     return f"{tag}/step_{step:08d}.normgrad"
 
 
 def _start(data: bytes) -> int:
-    """Where the values begin."""
+    """Return where the values begin."""
     return int(4 + struct.unpack_from("<I", data)[0])
 
 
@@ -60,5 +60,5 @@ def _axes(maps: npt.NDArray[Any]) -> tuple[int, ...]:
 
 
 def _scale(maximum: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """What a map is divided by: its maximum, or 1 if the map is zero."""
+    """Return what a map is divided by: its maximum, or 1 if the map is zero."""
     return np.where(maximum == 0, np.float32(1), maximum)

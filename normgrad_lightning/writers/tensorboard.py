@@ -54,7 +54,7 @@ class TensorBoardWriter:
 
 
 def summaries(page: Page) -> Iterator[Any]:
-    """A `Summary` for each picture, scalar, tag of raw maps, film and blob of the NormGrad tab."""
+    """Yield a `Summary` for each picture, scalar, tag of raw maps, film and blob of the NormGrad tab."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
     for tag, jpeg, height, width in page.pictures:
@@ -73,7 +73,7 @@ def summaries(page: Page) -> Iterator[Any]:
 
 
 def _blob(tag: str, data: bytes) -> Any:
-    """A summary value that TensorBoard serves as a blob. Without a data class it would be invisible."""
+    """Return a summary value that TensorBoard serves as a blob. Without a data class it would be invisible."""
     from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
@@ -104,7 +104,7 @@ def add_summaries(writer: Any, step: int, summaries: Sequence[Any]) -> None:
 
 
 def record(data: bytes) -> bytes:
-    """`data` in TensorFlow's record format: its length, itself, and a checksum of each."""
+    """Return `data` in TensorFlow's record format: its length, itself, and a checksum of each."""
     length = struct.pack("<Q", len(data))
     return length + _checksum(length) + data + _checksum(data)
 

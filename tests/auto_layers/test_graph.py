@@ -52,15 +52,15 @@ def test_what_nothing_goes_around_is_on_every_path(seed):
     graph = Graph([output], [value_of(first)])
     nodes, edges = edges_below(output.grad_fn)
     for t in features:
-        place = graph.place(value_of(t))
+        position = graph.position_of(value_of(t))
         if t.grad_fn not in nodes:
-            assert place is None
+            assert position is None
             continue
         is_on_every_path = not is_reached_without(edges, first.grad_fn, output.grad_fn, t.grad_fn)
-        assert place.is_cut == is_on_every_path
-        assert (place.bypass == 0) == is_on_every_path
-        assert place.comes_from_images
-        assert place.keeps_order
+        assert position.is_cut == is_on_every_path
+        assert (position.bypass == 0) == is_on_every_path
+        assert position.comes_from_images
+        assert position.keeps_order
 
 
 def test_each_feature_that_goes_around_counts():
@@ -70,7 +70,7 @@ def test_each_feature_that_goes_around_counts():
     three = conv(two)
     output = conv(three) + two + one
     graph = Graph([output], [value_of(one)])
-    assert [graph.place(value_of(t)).bypass for t in (one, two, three, output)] == [0, 1, 2, 0]
+    assert [graph.position_of(value_of(t)).bypass for t in (one, two, three, output)] == [0, 1, 2, 0]
 
 
 def test_a_pooled_vector_goes_around_a_cut_but_is_no_feature():
@@ -79,8 +79,8 @@ def test_a_pooled_vector_goes_around_a_cut_but_is_no_feature():
     early = head(one.mean((2, 3)))
     two = conv(one)
     graph = Graph([early, head(two.mean((2, 3)))], [value_of(one)])
-    place = graph.place(value_of(two))
-    assert (place.bypass, place.is_cut) == (0, False)
+    position = graph.position_of(value_of(two))
+    assert (position.bypass, position.is_cut) == (0, False)
 
 
 def test_only_what_comes_from_the_images_counts():
@@ -89,8 +89,8 @@ def test_only_what_comes_from_the_images_counts():
     later = conv(image)
     output = conv(later) + table
     graph = Graph([output], [value_of(image)])
-    assert graph.place(value_of(later)).bypass == 0
-    assert not graph.place(value_of(table)).comes_from_images
+    assert graph.position_of(value_of(later)).bypass == 0
+    assert not graph.position_of(value_of(table)).comes_from_images
 
 
 def test_weights_that_come_after():
@@ -99,8 +99,8 @@ def test_weights_that_come_after():
     logits = conv(features)
     temperature = nn.Parameter(torch.ones(()))
     graph = Graph([(logits * temperature).softmax(1)], [value_of(features)])
-    assert graph.place(value_of(features)).feeds_weights
-    assert not graph.place(value_of(logits)).feeds_weights
+    assert graph.position_of(value_of(features)).feeds_weights
+    assert not graph.position_of(value_of(logits)).feeds_weights
 
 
 ORDER = {
@@ -128,7 +128,7 @@ def test_the_order_of_tokens(name):
     function, keeps_order = ORDER[name]
     first = nn.Conv2d(3, 4, 1)(torch.randn(2, 3, 4, 4))
     tokens = function(first.flatten(2).transpose(1, 2))
-    assert Graph([tokens], [value_of(first)]).place(value_of(tokens)).keeps_order == keeps_order
+    assert Graph([tokens], [value_of(first)]).position_of(value_of(tokens)).keeps_order == keeps_order
 
 
 def test_without_a_known_beginning_everything_counts():
@@ -136,5 +136,5 @@ def test_without_a_known_beginning_everything_counts():
     conv = nn.Conv2d(3, 3, 1)
     one = conv(torch.randn(2, 3, 4, 4))
     output = conv(one)
-    place = Graph([output], []).place(value_of(one))
-    assert (place.bypass, place.comes_from_images, place.keeps_order) == (0, True, True)
+    position = Graph([output], []).position_of(value_of(one))
+    assert (position.bypass, position.comes_from_images, position.keeps_order) == (0, True, True)

@@ -64,8 +64,8 @@ def test_its_numbers_are_those_of_a_slow_reference():
                 rows += slow_losses(network, images, labels, [image], [donor], region[n : n + 1], control[n : n + 1])
     rows = torch.stack(rows)
     assert found.n == len(rows) == MANY
-    for place, name in enumerate(Losses._fields):
-        assert getattr(found, name) == pytest.approx(rows[:, place].mean().item(), abs=1e-5)
+    for index, name in enumerate(Losses._fields):
+        assert getattr(found, name) == pytest.approx(rows[:, index].mean().item(), abs=1e-5)
     for name, (one, other) in {"covered": (1, 2), "pasted": (3, 4)}.items():
         error = (rows[:, one] - rows[:, other]).std() / math.sqrt(len(rows))
         assert getattr(found, f"{name}_error") == pytest.approx(error.item(), abs=1e-5)

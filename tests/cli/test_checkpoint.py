@@ -159,5 +159,5 @@ def test_files_that_are_no_checkpoint(tmp_path):
         with pytest.raises(ValueError, match=f"{name}`: expected only tensors and plain values, but torch cannot read"):
             load_trained(tmp_path / name, f"{__name__}:TakesAll", {})
     for path in (tmp_path, tmp_path / "none.ckpt"):
-        with pytest.raises(ValueError, match=f"`{path}`: there is no such file"):
+        with pytest.raises(ValueError, match=f"`{path}`: the file does not exist"):
             load_trained(path, f"{__name__}:TakesAll", {})

@@ -545,7 +545,7 @@ def test_a_frozen_backbone_leaves_auto_the_layers_above():
         ({"target": "outputs"}, "`target`: expected one of 'output', 'input', 'weight', but got 'outputs'"),
         ({"num_images": 0}, "`num_images`: expected a whole number of at least 1, but got 0. None takes all"),
         ({"layers": []}, '`layers`: expected "auto", a layer\'s name'),
-        ({"layers": "stage2", "target": "weight"}, "Residual is no convolution and no linear layer"),
+        ({"layers": "stage2", "target": "weight"}, "Residual is neither a convolution nor a linear layer"),
     ],
 )
 def test_bad_options_are_told_at_once(options, told):

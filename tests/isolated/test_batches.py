@@ -127,8 +127,8 @@ def test_images_and_labels_of_any_make_are_cut(make, count):
     batch = make(x, y)
     assert batch_size(batch) == count
     assert same(single_images(batch), [make(x[i : i + 1], y[i : i + 1]) for i in range(count)])
-    places = list(range(count))[::-2]
-    assert same(images_at(batch, places), make(x[places], y[places]))
+    indices = list(range(count))[::-2]
+    assert same(images_at(batch, indices), make(x[indices], y[indices]))
 
 
 @pytest.mark.parametrize(

@@ -932,7 +932,7 @@ def test_a_flag_that_is_neither_true_nor_false_is_told(flag, value):
     [
         ({"layers": "nine"}, "`layers`: expected names or globs of the model's layers, but 'nine' matches none"),
         ({"layers": "0", "target": "weights"}, "`target`: expected one of 'output', 'input', 'weight'"),
-        ({"layers": "1", "target": "weight"}, "'1': Softplus is no convolution and no linear layer"),
+        ({"layers": "1", "target": "weight"}, "'1': Softplus is neither a convolution nor a linear layer"),
     ],
 )
 def test_layers_and_targets_that_do_not_exist_are_told(options, told):

@@ -5,8 +5,6 @@ import logging
 import math
 import pickle
 import random
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -155,36 +153,6 @@ def test_it_may_stand_alone_as_callbacks_argument(tmp_path):
     callback = NormGradCallback()
     fit(lit(), callback, tmp_path)
     assert callback.maps
-
-
-ONE_IN_THE_OTHER = """
-import {first}, normgrad_lightning, sys
-from normgrad_lightning import NormGradCallback
-import {second} as pl
-import torch
-class Lit(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    def training_step(self, batch, batch_idx):
-        return self.net(batch[0]).square().sum()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-assert issubclass(NormGradCallback, pl.Callback)
-callback = NormGradCallback(on_error="raise")
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 3, 8, 8)), batch_size=2)
-pl.Trainer(max_epochs=1, callbacks=[callback], default_root_dir=sys.argv[1], enable_progress_bar=False).fit(Lit(), data)
-assert list(callback.maps) == ["net.0"], callback.maps
-"""
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), [("pytorch_lightning", "lightning.pytorch"), ("lightning.pytorch", "pytorch_lightning")]
-)
-def test_a_callback_of_the_one_runs_in_the_others_trainer(tmp_path, first, second):
-    script = ONE_IN_THE_OTHER.format(first=first, second=second)
-    run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
 
 
 def test_maps_are_those_of_the_weights_before_the_update(tmp_path):

@@ -18,6 +18,7 @@ import pytorch_lightning as pl
 import torch
 from networks import batch
 from pytorch_lightning.loggers import CSVLogger
+from run_script import run_python
 from tensorboard.compat.tensorflow_stub.io.gfile import GFile
 from torch import nn
 from twice import LAYERS, Lit, assert_same, panels, scalars, train, watching
@@ -220,15 +221,13 @@ print("SAME")
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limit")
 def test_an_event_file_that_may_not_grow_costs_panels_and_not_the_run(tmp_path):
     """`ulimit -f`, as some clusters set it: at the limit TensorBoard's writer would be broken for good."""
-    done = run_script(LARGE_FILES, tmp_path)
+    done = run_script(tmp_path, LARGE_FILES)
     assert done.stdout.splitlines()[-1:] == ["SAME"], done.stderr[-2000:]
 
 
-def run_script(code, *arguments, flags=()):
+def run_script(folder, code):
     here = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    command = [sys.executable, *flags, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return run_python(folder, "-c", code, folder, PYTHONPATH=os.pathsep.join([str(here), str(here.parent)]))
 
 
 def disappears(folder):
@@ -502,14 +501,14 @@ def test_a_rehearsal_that_fails_costs_its_maps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("state", "on_error"),
     [
-        {"last_event": 5},
-        {"steps": [5]},
-        {"last_event": 5, "last_order1": 3, "last_reading": 5, "random": [99, [], None]},
+        ({"last_event": 5}, "warn"),
+        ({"last_event": 5}, "raise"),
+        ({"steps": [5]}, "warn"),
+        ({"last_event": 5, "last_order1": 3, "last_reading": 5, "random": [99, [], None]}, "warn"),
     ],
 )
-@pytest.mark.parametrize("on_error", ["warn", "raise"])
 def test_a_checkpoint_of_another_version_can_be_resumed_from(tmp_path, state, on_error):
     callback = watching(on_error=on_error)
     first = train(Lit, tmp_path / "first", callback)
@@ -529,6 +528,7 @@ WARNINGS_AS_ERRORS = """
 import sys, warnings
 import conftest
 from twice import *
+warnings.simplefilter("error")
 for noise in (".*many workers.*", ".*LeafSpec.*"):  # Lightning's own
     warnings.filterwarnings("ignore", noise)
 from pytorch_lightning.loggers.logger import Logger
@@ -548,8 +548,8 @@ print(trainer.global_step, *callback.maps, *callback.order1)
 
 
 def test_warnings_as_errors_do_not_stop_training(tmp_path):
-    """Python's `-W error`; a note of ours about the logger, and another about a layer, are due in this run."""
-    done = run_script(WARNINGS_AS_ERRORS, tmp_path, flags=("-W", "error"))
+    """As with `-W error`; a note of ours about the logger, and another about a layer, are due in this run."""
+    done = run_script(tmp_path, WARNINGS_AS_ERRORS)
     assert done.stdout.splitlines()[-1:] == ["6 net.stage1 order1 adversarial contrast"], done.stderr[-2000:]
     assert done.stderr.count("cannot log images to Mine") == 1
     assert done.stderr.count("NormGrad cannot read the layer 'net.fc'") == 1

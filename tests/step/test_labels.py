@@ -294,7 +294,7 @@ def test_each_choice_of_images(images):
     assert len(set(chosen)) == 2
     for layer, maps in seen.maps.items():
         torch.testing.assert_close(maps, everything.maps[layer][chosen], rtol=1e-5, atol=1e-9)
-    assert seen.labels == [int(Pictures.labels[place]) for place in chosen]
+    assert seen.labels == [int(Pictures.labels[index]) for index in chosen]
 
 
 def test_labels_of_other_images_are_left_out():

@@ -521,7 +521,7 @@ def test_the_environment_cannot_end_a_run_that_has_no_loss_for_a_probe(tmp_path,
     callback = EnvironmentCallback()
     run = train(Manual, tmp_path, callback)
     (told,) = run.warned
-    assert told.startswith("NormGrad ignores NORMGRAD_PROBE, and training goes on without a probe. `probe`: ")
+    assert told.startswith("NormGrad ignores NORMGRAD_PROBE; training continues without it. `probe`: ")
     assert list(callback.latest) == ["order0"]
     assert callback.probe is False
 

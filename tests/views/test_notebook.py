@@ -99,5 +99,5 @@ def test_maps_are_a_picture(name, shown):
 def test_what_is_not_drawn_is_text(shown):
     outputs, _ = shown
     assert outputs["odd"] == {"text/plain": "{'a': tensor([0., 0., 0.])}"}
-    assert outputs["too early"]["stream"].startswith("`figure`: there are no maps yet.")
+    assert outputs["too early"]["stream"].startswith("`figure`: no maps yet.")
     assert picture(outputs["order1"]).format == "JPEG"

@@ -47,8 +47,9 @@ RANKS = (0, 1)
 STEPS = [0, 1, 2, 3, 4, 5]
 ORDER1_STEPS = [0, 3, 5]
 SHARDED = [name for name, setup in SETUPS.items() if setup.sharded]
+QUICK = ["ddp", "probe", "checked", "talks_in_forward", "talks_in_backward", "fsdp2", "killed"]
 ALONE = ["ddp_spawn"]
-TOGETHER = [name for name in SETUPS if name not in ALONE]
+AT_NIGHT = [name for name in SETUPS if name not in (*QUICK, *ALONE)]
 TIMEOUT = 600
 """Seconds that all runs together may take."""
 
@@ -62,7 +63,7 @@ class Ending(NamedTuple):
 
 @dataclass
 class Ran:
-    """What all runs left."""
+    """What some runs left."""
 
     folder: Path
     endings: dict[str, Ending]
@@ -75,10 +76,17 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """All runs. While one pair of processes is being started, another trains."""
-    folder = tmp_path_factory.mktemp("strategies")
+    """The runs of every commit."""
+    folder = tmp_path_factory.mktemp("quick")
+    return Ran(folder, run_all(folder, QUICK))
+
+
+@pytest.fixture(scope="module")
+def ran_at_night(tmp_path_factory):
+    """The other runs. While one pair of processes is being started, another trains."""
+    folder = tmp_path_factory.mktemp("at_night")
     with ThreadPoolExecutor() as pool:
-        endings = pool.map(partial(run_all, folder), (TOGETHER, ALONE))
+        endings = pool.map(partial(run_all, folder), (AT_NIGHT, ALONE))
     return Ran(folder, {name: ending for of in endings for name, ending in of.items()})
 
 
@@ -132,7 +140,7 @@ def check(
     """Raise if a bit differs in any process, if a map is wrong, or if another process than the first shows anything.
 
     Args:
-        ran: all runs.
+        ran: these runs and others.
         name: the set-up.
         eager: makes the module for the reference.
         order1_steps: which steps must have order-1 maps.
@@ -198,14 +206,16 @@ def test_ddp(ran):
 
 
 @row("Strategies", '`strategy="ddp_spawn"`', "the panels are written, but `callback.maps` stays in the spawned process")
-def test_ddp_spawn(ran):
-    check(ran, "ddp_spawn")
+@pytest.mark.slow
+def test_ddp_spawn(ran_at_night):
+    check(ran_at_night, "ddp_spawn")
 
 
 @row("Strategies", '`strategy="ddp_find_unused_parameters_true"`')
-def test_ddp_with_unused_parameters(ran):
-    check(ran, "find_unused_parameters", UsesSomeOnSomeSteps)
-    moments = ran.of("find_unused_parameters", "plain")[0]["moments"].values()
+@pytest.mark.slow
+def test_ddp_with_unused_parameters(ran_at_night):
+    check(ran_at_night, "find_unused_parameters", UsesSomeOnSomeSteps)
+    moments = ran_at_night.of("find_unused_parameters", "plain")[0]["moments"].values()
     assert {int(moment.batch[1].sum()) % 2 for moment in moments} == {0, 1}
 
 
@@ -214,39 +224,45 @@ def test_ddp_with_unused_parameters(ran):
     "`sync_batchnorm=True`",
     "the gradient at an image's features also comes from the other ranks' losses, through the joint statistics",
 )
-def test_sync_batchnorm(ran):
-    ours, theirs = (of["moments"] for of in ran.of("sync_batchnorm", "plain"))
+@pytest.mark.slow
+def test_sync_batchnorm(ran_at_night):
+    ours, theirs = (of["moments"] for of in ran_at_night.of("sync_batchnorm", "plain"))
 
     def of_both(step: int) -> dict[str, torch.Tensor]:
         batch = [torch.cat(parts) for parts in zip(ours[step].batch, theirs[step].batch, strict=True)]
         return order0(replace(ours[step], batch=batch), LossOfBoth, LAYERS)
 
-    check(ran, "sync_batchnorm", WithoutDropout, reference=of_both)
+    check(ran_at_night, "sync_batchnorm", WithoutDropout, reference=of_both)
     alone = order0(ours[0], WithoutDropout, LAYERS)
     with pytest.raises(AssertionError, match="away from the reference"):
         assert_close({name: m[:NUM_IMAGES] for name, m in alone.items()}, of_both(0), 1e-2)
 
 
 @row("Strategies", "`DDPStrategy(gradient_as_bucket_view=True)`")
-def test_gradients_that_are_views_of_buckets(ran):
-    check(ran, "gradient_as_bucket_view")
+@pytest.mark.slow
+def test_gradients_that_are_views_of_buckets(ran_at_night):
+    check(ran_at_night, "gradient_as_bucket_view")
 
 
 @row("Strategies", "`DDPStrategy(static_graph=True)`")
-def test_static_graph(ran):
-    check(ran, "static_graph")
+@pytest.mark.slow
+def test_static_graph(ran_at_night):
+    check(ran_at_night, "static_graph")
 
 
 @row("Strategies", "DDP with a communication hook (`fp16_compress_hook`)")
-def test_communication_hook(ran):
-    check(ran, "comm_hook")
-    exact, compressed = (ran.of(name, "plain")[0]["traces"]["weights and buffers"] for name in ("ddp", "comm_hook"))
+@pytest.mark.slow
+def test_communication_hook(ran, ran_at_night):
+    check(ran_at_night, "comm_hook")
+    runs = ran.of("ddp", "plain"), ran_at_night.of("comm_hook", "plain")
+    exact, compressed = (of[0]["traces"]["weights and buffers"] for of in runs)
     assert not same(exact, compressed)
 
 
 @row("Strategies", "`torch.compile` under DDP", "order-0 maps come from a pass of their own, on rank 0 alone")
-def test_compiled_network_under_ddp(ran):
-    check(ran, "compiled")
+@pytest.mark.slow
+def test_compiled_network_under_ddp(ran_at_night):
+    check(ran_at_night, "compiled")
 
 
 @row("Strategies", "a probe under DDP", "its passes run on rank 0 alone, on images of that rank's share of the batch")
@@ -290,9 +306,10 @@ def test_passes_that_would_talk_are_refused(ran, name):
 
 
 @row("Strategies", "`FSDPStrategy`", "order 0 only: order 1 needs all weights in one process, and is refused at once")
-def test_fsdp1(ran):
-    check(ran, "fsdp1", order1_steps=[])
-    check_order1_is_refused(ran, "fsdp1", "FSDPOnCPU")
+@pytest.mark.slow
+def test_fsdp1(ran_at_night):
+    check(ran_at_night, "fsdp1", order1_steps=[])
+    check_order1_is_refused(ran_at_night, "fsdp1", "FSDPOnCPU")
 
 
 @row("Strategies", "`ModelParallelStrategy` with `fully_shard` (FSDP2)", "order 0 only, as with `FSDPStrategy`")
@@ -329,8 +346,9 @@ def test_the_check_runs_on_rank_0_alone(ran):
     assert other["check"] == {}
 
 
-@pytest.mark.parametrize("name", [name for name in SETUPS if name not in ("ddp_spawn", "killed")])
-def test_no_collective_is_ours(ran, name):
+@pytest.mark.parametrize("name", [*QUICK[:-1], *(pytest.param(name, marks=pytest.mark.slow) for name in AT_NIGHT)])
+def test_no_collective_is_ours(request, name):
+    ran = request.getfixturevalue("ran" if name in QUICK else "ran_at_night")
     plain, watched = ran.of(name, "off" if name in SHARDED else "plain"), ran.of(name, "watched")
     counts = [of["collectives"] for of in (*plain, *watched)]
     assert counts[0] >= len(STEPS)
@@ -338,9 +356,10 @@ def test_no_collective_is_ours(ran, name):
 
 
 @row("Strategies", "Events on rank 0 alone", "the callback never talks to other processes, so none can wait for it")
-def test_what_is_said_to_other_processes_is_the_same_word_for_word(ran):
-    plain, watched = ran.of("counted", "plain"), ran.of("counted", "watched")
-    check(ran, "counted")
+@pytest.mark.slow
+def test_what_is_said_to_other_processes_is_the_same_word_for_word(ran_at_night):
+    plain, watched = ran_at_night.of("counted", "plain"), ran_at_night.of("counted", "watched")
+    check(ran_at_night, "counted")
     for rank in RANKS:
         assert plain[rank]["said"].count("c10d.allreduce_.default") >= len(STEPS)
         assert plain[rank]["said"] == watched[rank]["said"]
