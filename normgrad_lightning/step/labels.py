@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,22 +65,33 @@ def labels_on_device(module: LightningModule, batch: Any) -> Any:
 
 def found_labels(batch: Any) -> Any:
     """Return the labels in a batch: those of a usual name, else the only ones, else those right after the images."""
-    images = next((t for t in _tensors(batch) if t.dim() >= 3), None)
-    found = list(_search(batch, "", None if images is None else len(images)))
-    named = [one for one in found if one.name.lower() in USUAL_NAMES]
-    after_images = [one for one in found if one.name == "1"]
-    for candidates in (named, found, after_images):
-        if len(candidates) == 1:
-            return candidates[0].labels
+    image, siblings = next(_images(batch), (None, 0))
+    for count in (None,) if image is None else filter(None, (siblings, len(image))):
+        found = list(_search(batch, "", count))
+        named = [one for one in found if one.name.lower() in USUAL_NAMES]
+        after_images = [one for one in found if one.name == "1"]
+        for candidates in (named, found, after_images):
+            if len(candidates) == 1:
+                return candidates[0].labels
     return None
 
 
+def _images(nested: Any, siblings: int = 0) -> Iterator[tuple[Tensor, int]]:
+    """Yield tensors that may be images, and of a list of single images, how many there are."""
+    if isinstance(nested, Tensor) and nested.dim() >= 3:
+        yield nested, siblings
+    values = [part.value for part in parts(nested)]
+    are_single = isinstance(nested, list) and all(isinstance(t, Tensor) and t.dim() == 3 for t in values)
+    for value in values:
+        yield from _images(value, len(values) if are_single else 0)
+
+
 def _search(nested: Any, name: str, count: int | None) -> Iterator[_Found]:
-    """All that may be labels of this many images."""
+    """All that may be labels of this many images; what is in a list of dicts, one for each image, is none."""
     labels = _as_labels(nested)
     if labels is not None and count in (None, len(labels)):
         yield _Found(name, labels)
-    else:
+    elif not (isinstance(nested, list) and len(nested) == count and all(isinstance(one, Mapping) for one in nested)):
         yield from chain.from_iterable(_search(part.value, part.name, count) for part in parts(nested))
 
 
@@ -108,13 +119,6 @@ def _are_probabilities(rows: Tensor) -> bool:
         return False
     rows = rows.float()
     return bool((rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-2).all())
-
-
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    for part in parts(nested):
-        yield from _tensors(part.value)
 
 
 def _described(value: Any) -> str:
