@@ -43,7 +43,9 @@ def test_steps_that_are_only_read_make_none(tmp_path, monkeypatch):
         return read(point, x)
 
     monkeypatch.setitem(READINGS, "grad_cam", counted)
-    callback = NormGradCallback(grad_cam=True, layers=["net.stage1"], every_n_steps=3, read_every_n_steps=1, probe=False)
+    callback = NormGradCallback(
+        grad_cam=True, layers=["net.stage1"], every_n_steps=3, read_every_n_steps=1, probe=False
+    )
     train(Lit, tmp_path, callback)
     assert callback.latest["grad_cam"].step == 5
     assert callback.latest["grad_cam"].maps["net.stage1"].any()
