@@ -84,19 +84,20 @@ def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:
 
 def _says(check: ClassCheck) -> str:
     return (
-        f"`{check.name}` rests on {_what(check)}: covering {100 * check.area:.0f} % of its images raises their loss "
+        f"`{check.name}` rests on {place_of(check)}: covering {100 * check.area:.0f} % of its images raises their loss "
         f"from {check.plain:.2f} to {check.covered:.2f} ({check.covered_control:.2f} if another place is covered; "
         f"{check.n} images); pasted into other images, the same place raises theirs from {check.pasted_control:.2f} to "
         f"{check.pasted:.2f}.{_called(check)}"
     )
 
 
-def _what(check: ClassCheck) -> str:
+def place_of(check: ClassCheck) -> str:
+    """Return what to call the region that told most."""
     return "one small place" if check.form == "square" else "a small part of its images"
 
 
 def _doubts(check: ClassCheck) -> str:
-    return f"Not sure whether `{check.name}` rests on {_what(check)}: {_measured(check)}.{_called(check)}"
+    return f"Not sure whether `{check.name}` rests on {place_of(check)}: {_measured(check)}.{_called(check)}"
 
 
 def _called(check: ClassCheck) -> str:

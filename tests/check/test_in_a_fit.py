@@ -24,7 +24,7 @@ CALLS = []
 
 
 class Module(pl.LightningModule):
-    """Learns the one place that tells the classes apart; counts, prints, writes and draws random numbers in its step."""
+    """Learns the one place that tells the classes apart; counts, prints, writes, draws random numbers."""
 
     file = os.devnull
 
