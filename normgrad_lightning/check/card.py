@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from normgrad_lightning.check.results import ClassCheck, Example
-from normgrad_lightning.check.rule import sentence
+from normgrad_lightning.check.rule import may_rest, place_of, rests, sentence
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.drawing import Pixels, display_image, jpeg
 from normgrad_lightning.views.lettering import fitted, length_of, line_height, write
@@ -28,16 +28,16 @@ _TILE = (_WIDTH - 2 * _GAP) // 3
 _TALLEST, _FLATTEST = 3 * _TILE // 2, _TILE // 4
 _BAR_LEFT, _BAR_RIGHT, _BAR_HEIGHT = 290, 600, 16
 _WHITE, _GREY, _BLACK = 255, 96, 0
-_OF_REGION, _OF_CONTROL = (208, 60, 40), (165, 165, 165)
+_OF_REGION, _OF_DOUBT, _OF_CONTROL = (208, 60, 40), (100, 100, 100), (165, 165, 165)
 _OUTLINE = (255, 225, 0)
 
 
 class _Bar(NamedTuple):
-    """A loss, what it is of, and whether the region is in it."""
+    """A loss, what it is of, and the bar's colour."""
 
     text: str
     loss: float
-    is_region: bool
+    colour: tuple[int, int, int]
 
 
 def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer, seen: int = 0) -> Page | None:
@@ -68,7 +68,7 @@ def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer, 
 
 def check_card(checks: Sequence[ClassCheck], style: Style, seen: int = 0) -> Pixels:
     """Return the card, `(H, W, 4)`: the sentence, then a block for each class."""
-    shown = sorted(checks, key=_least, reverse=True)[:CLASSES]
+    shown = sorted(checks, key=lambda one: (rests(one), _least(one)), reverse=True)[:CLASSES]
     told = sentence(checks, seen)
     parts = [_text(told.replace("`", ""), _BLACK)]
     for one in shown:
@@ -84,10 +84,9 @@ def _least(check: ClassCheck) -> float:
 
 
 def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
-    """Yield the rows of a class: its name, its pictures, and the bars."""
-    form = "around the peak" if check.form == "square" else "the strongest"
-    yield _blank(_GAP)
-    yield _text(f"{check.name}: {100 * check.area:.0f} % of the image, {form}; {check.n} images", _BLACK)
+    """Yield the rows of a class: whether it rests on the place, its pictures, and the bars."""
+    yield _blank(2 * _GAP)
+    yield _text(f"{check.name}: {_verdict(check)} ({check.n} images)", _BLACK)
     if check.example is not None:
         heads = heads_of(check)
         tiles = example_tiles(check.example, style)[: len(heads)]
@@ -99,21 +98,29 @@ def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
         yield _drawn(bar, most)
     if check.called is not None and check.called_control is not None:
         called, control = (f"{100 * share:.0f} %" for share in (check.called, check.called_control))
-        yield _text(f"{called} of those pasted into are called {check.name} (another part: {control})", _BLACK)
+        yield _text(f"place pasted: {called} of others are called {check.name} (another part: {control})", _BLACK)
+
+
+def _verdict(check: ClassCheck) -> str:
+    if rests(check):
+        return f"rests on {place_of(check)}"
+    return "not sure" if may_rest(check) else "not found to rest on one small place"
 
 
 def heads_of(check: ClassCheck) -> list[str]:
     """Return what to write above the pictures of a class."""
-    return ["the place", "covered by others", "pasted into others"][: 2 if check.pasted is None else 3]
+    heads = [f"the place, {100 * check.area:.0f} %", "covered by another", "pasted into another"]
+    return heads[: 2 if check.pasted is None else 3]
 
 
 def _bars(check: ClassCheck) -> Iterator[_Bar]:
-    yield _Bar("loss of its images", check.plain, False)
-    yield _Bar("  place covered", check.covered, True)
-    yield _Bar("  another covered", check.covered_control, False)
+    of_region = _OF_REGION if rests(check) else _OF_DOUBT
+    yield _Bar("loss of its images", check.plain, _OF_CONTROL)
+    yield _Bar("  place covered", check.covered, of_region)
+    yield _Bar("  another place covered", check.covered_control, _OF_CONTROL)
     if check.pasted is not None and check.pasted_control is not None:
-        yield _Bar("others, place pasted", check.pasted, True)
-        yield _Bar("  another pasted", check.pasted_control, False)
+        yield _Bar("of others, place pasted", check.pasted, of_region)
+        yield _Bar("  another part pasted", check.pasted_control, _OF_CONTROL)
 
 
 def _blank(height: int) -> Pixels:
@@ -159,10 +166,9 @@ def _drawn(bar: _Bar, most: float) -> Pixels:
     """Return a line with a loss as a bar and as a number."""
     height = line_height(_LETTERS)
     picture, top = _blank(height), (height - _BAR_HEIGHT) // 2
-    write(picture, bar.text, _LETTERS, (0, 2), _BLACK if bar.is_region else _GREY)
+    write(picture, bar.text, _LETTERS, (0, 2), _GREY if bar.colour == _OF_CONTROL else _BLACK)
     length = max(round(max(bar.loss, 0.0) / most * (_BAR_RIGHT - _BAR_LEFT)), 2)
-    colour = _OF_REGION if bar.is_region else _OF_CONTROL
-    picture[top : top + _BAR_HEIGHT, _BAR_LEFT : _BAR_LEFT + length, :3] = colour
+    picture[top : top + _BAR_HEIGHT, _BAR_LEFT : _BAR_LEFT + length, :3] = bar.colour
     write(picture, f"{bar.loss:.2f}", _LETTERS, (0, _BAR_LEFT + length + 6), _BLACK)
     return picture
 

@@ -25,8 +25,8 @@ EARLY = 100
 RIGHTLY = "A class may rightly rest on one place: look whether it is a part of the object."
 
 UNSEEN = (
-    "What is everywhere in an image (tint, blur, noise) cannot be seen this way; marks that are long or in several "
-    "parts may be missed."
+    "That is not an all-clear: what is everywhere in an image (tint, blur, noise) cannot be found this way, and marks "
+    "that are long or in several parts may be missed."
 )
 
 
@@ -75,7 +75,7 @@ def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:
     if found:
         return " ".join([*found, RIGHTLY])
     if not checks:
-        return f"The check is not sure of anything: it had fewer than {MIN_IMAGES} images of each class."
+        return f"The check cannot say anything: it has measured fewer than {MIN_IMAGES} images of each class."
     open_ones = [check for check in checks if may_rest(check)]
     if open_ones:
         return _doubts(max(open_ones, key=_least))
@@ -84,43 +84,44 @@ def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:
 
 def _says(check: ClassCheck) -> str:
     return (
-        f"`{check.name}` rests on {_what(check)}: covering {100 * check.area:.0f} % of its images raises their loss "
+        f"`{check.name}` rests on {place_of(check)}: covering {100 * check.area:.0f} % of its images raises their loss "
         f"from {check.plain:.2f} to {check.covered:.2f} ({check.covered_control:.2f} if another place is covered; "
         f"{check.n} images); pasted into other images, the same place raises theirs from {check.pasted_control:.2f} to "
         f"{check.pasted:.2f}.{_called(check)}"
     )
 
 
-def _what(check: ClassCheck) -> str:
+def place_of(check: ClassCheck) -> str:
+    """Return what to call the region that told most."""
     return "one small place" if check.form == "square" else "a small part of its images"
 
 
 def _doubts(check: ClassCheck) -> str:
-    return f"Not yet sure whether `{check.name}` rests on {_what(check)}: {_measured(check)}.{_called(check)}"
+    return f"Not sure whether `{check.name}` rests on {place_of(check)}: {_measured(check)}.{_called(check)}"
 
 
 def _called(check: ClassCheck) -> str:
     if check.called is None or check.called_control is None:
         return ""
     called, control = (f"{100 * share:.0f} %" for share in (check.called, check.called_control))
-    return f" {called} of these are then called `{check.name}` ({control} if another part is pasted)."
+    return f" {called} of those images are then called `{check.name}` ({control} if another part is pasted)."
 
 
 def _nothing(checks: Collection[ClassCheck], seen: int) -> str:
     largest = max(checks, key=_least)
-    doubt = "Not yet sure: so far, no" if 0 < largest.step < EARLY else "No"
+    none = "So far, no class" if 0 < largest.step < EARLY else "No class"
     of = f" Checked: {len(checks)} of {seen} classes." if seen > len(checks) else ""
-    which = f"largest: `{largest.name}`, {_measured(largest)}"
-    return f"{doubt} small place was found that a class rests on, which is no all-clear ({which}).{of} {UNSEEN}"
+    which = f"Largest effect, `{largest.name}`: {_measured(largest)}."
+    return f"{none} was found to rest on one small place. {UNSEEN}{of} {which}"
 
 
 def _measured(check: ClassCheck) -> str:
-    covered, *pasted = (f"{difference:.2f} ± {error:.2f}" for difference, error in _differences(check))
-    when = f" at step {check.step}" if check.step else ""
-    told = f"with {check.n} images{when}, covering {100 * check.area:.0f} % adds {covered} to their loss"
-    if pasted:
-        return f"{told}, pasting it into others {pasted[0]} to theirs"
-    return f"{told}; nothing was pasted, which takes labels of several classes"
+    covered, *pasted = (f"{difference:+.2f} ± {error:.2f}" for difference, error in _differences(check))
+    when = f", step {check.step}" if check.step else ""
+    told = f"covering {100 * check.area:.0f} % of its images changes their loss by {covered}"
+    told += f", pasting that into other images changes theirs by {pasted[0]}" if pasted else ""
+    told += f" (compared with another place; {check.n} images{when})"
+    return told if pasted else f"{told}; nothing was pasted: that takes labels of several classes"
 
 
 def _differences(check: ClassCheck) -> list[tuple[float, float]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normgrad_lightning.check.card import check_page
 from normgrad_lightning.check.network import NetworkCall, NetworkWatch, recognised
 from normgrad_lightning.check.passes import CannotCheck, Pool, loss_pool, network_pool
-from normgrad_lightning.check.rounds import Check
+from normgrad_lightning.check.rounds import Check, round_of
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.isolated.batches import batch_size
 from normgrad_lightning.isolated.sandbox import NoCollectives
@@ -142,10 +142,12 @@ class StepCheck:
         return check_page(results, style, TagNamer(step, group, classes), self._check.seen)
 
     def conclude(self) -> None:
-        """Say at the end of training what was measured; that nothing was, if the check was asked for."""
+        """Say at the end of training what was measured; that nothing was, if it was asked for or training was long."""
         results, trainer = self._check.results(), self._trainer()
-        has_nothing_to_say = self._has_given_up or not (self._has_looked or self._is_asked_for)
-        if trainer is None or trainer.fast_dev_run or (has_nothing_to_say and not results):  # type: ignore[attr-defined]
+        if trainer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        was_due = self._is_asked_for or (self._has_looked and round_of(trainer.global_step) > 0)
+        if not results and (self._has_given_up or not was_due):
             return
         told = sentence(list(results.values()), self._check.seen)
         if not self._has_looked and not results:

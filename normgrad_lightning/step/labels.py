@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,22 +65,33 @@ def labels_on_device(module: LightningModule, batch: Any) -> Any:
 
 def found_labels(batch: Any) -> Any:
     """Return the labels in a batch: those of a usual name, else the only ones, else those right after the images."""
-    images = next((t for t in _tensors(batch) if t.dim() >= 3), None)
-    found = list(_search(batch, "", None if images is None else len(images)))
-    named = [one for one in found if one.name.lower() in USUAL_NAMES]
-    after_images = [one for one in found if one.name == "1"]
-    for candidates in (named, found, after_images):
-        if len(candidates) == 1:
-            return candidates[0].labels
+    image, siblings = next(_images(batch), (None, 0))
+    for count in (None,) if image is None else filter(None, (siblings, len(image))):
+        found = list(_search(batch, "", count))
+        named = [one for one in found if one.name.lower() in USUAL_NAMES]
+        after_images = [one for one in found if one.name == "1"]
+        for candidates in (named, found, after_images):
+            if len(candidates) == 1:
+                return candidates[0].labels
     return None
 
 
+def _images(nested: Any, siblings: int = 0) -> Iterator[tuple[Tensor, int]]:
+    """Yield tensors that may be images, and of a list of single images, how many there are."""
+    if isinstance(nested, Tensor) and nested.dim() >= 3:
+        yield nested, siblings
+    values = [part.value for part in parts(nested)]
+    are_single = isinstance(nested, list) and all(isinstance(t, Tensor) and t.dim() == 3 for t in values)
+    for value in values:
+        yield from _images(value, len(values) if are_single else 0)
+
+
 def _search(nested: Any, name: str, count: int | None) -> Iterator[_Found]:
-    """Yield all that may be labels of this many images."""
+    """Yield all that may be labels of this many images; what is in a list of dicts, one for each image, is none."""
     labels = _as_labels(nested)
     if labels is not None and count in (None, len(labels)):
         yield _Found(name, labels)
-    else:
+    elif not (isinstance(nested, list) and len(nested) == count and all(isinstance(one, Mapping) for one in nested)):
         yield from chain.from_iterable(_search(part.value, part.name, count) for part in parts(nested))
 
 
@@ -103,18 +114,11 @@ def _as_labels(value: Any) -> Any:
 
 
 def _are_probabilities(rows: Tensor) -> bool:
-    """Return whether each row adds up to one, as soft labels do; also after MixUp, and in half precision."""
+    """Whether each row adds up to one, as soft labels do; also after MixUp, and in half precision."""
     if rows.is_complex():
         return False
     rows = rows.float()
     return bool((rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-2).all())
-
-
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    for part in parts(nested):
-        yield from _tensors(part.value)
 
 
 def _described(value: Any) -> str:
@@ -122,7 +126,7 @@ def _described(value: Any) -> str:
 
 
 def classes_of(loaders: Any) -> list[str] | None:
-    """Return the names of the classes in the first data set that has them as `classes`, as those of torchvision do."""
+    """The names of the classes in the first data set that has them as `classes`, as those of torchvision do."""
     for dataset in datasets_of(loaders):
         names = getattr(dataset, "classes", None)
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
@@ -136,7 +140,7 @@ def datasets_of(loaders: Any) -> Iterator[Any]:
 
 
 def _loaders(nested: Any) -> Iterator[Any]:
-    """Yield all that has a data set, also in a collection of loaders."""
+    """All that has a data set, also in a collection of loaders."""
     if hasattr(nested, "dataset"):
         yield nested
     for part in parts(getattr(nested, "iterables", nested)):
@@ -144,7 +148,7 @@ def _loaders(nested: Any) -> Iterator[Any]:
 
 
 def _and_inside(dataset: Any, depth: int) -> Iterator[Any]:
-    """Yield a data set, and those that it is made of, as a `Subset` or a `ConcatDataset` is."""
+    """A data set, and those that it is made of, as a `Subset` or a `ConcatDataset` is."""
     if dataset is None or depth == 0:
         return
     yield dataset

@@ -57,13 +57,22 @@ def test_bars_are_as_long_as_losses():
     lengths = {}
     for bar in card._bars(dog()):
         row = card._drawn(bar, 6.55)
-        colour = card._OF_REGION if bar.is_region else card._OF_CONTROL
-        has_colour = (row[len(row) // 2, card._BAR_LEFT :, :3] == colour).all(1)
+        has_colour = (row[len(row) // 2, card._BAR_LEFT :, :3] == bar.colour).all(1)
         lengths[bar.text.strip()] = int(has_colour.argmin())  # the first pixel that has another
-    assert lengths["others, place pasted"] == 310
+    assert lengths["of others, place pasted"] == 310
     assert lengths["place covered"] == round(310 * 5.57 / 6.55)
-    assert lengths["another covered"] == 2
+    assert lengths["another place covered"] == 2
     assert len(list(card._bars(dog(pasted=None)))) == 3
+
+
+def test_only_a_class_that_rests_on_the_place_has_red_bars_and_it_comes_first():
+    cat = dog(name="cat", pasted=9.9, covered=9.9, covered_error=4.0)  # larger, but not sure
+    reds = [bar.text.strip() for bar in card._bars(dog()) if bar.colour == card._OF_REGION]
+    assert reds == ["place covered", "of others, place pasted"]
+    assert not any(bar.colour == card._OF_REGION for bar in card._bars(cat))
+    both, alone = (card.check_card(of, Style(mean=0, std=1)) for of in ([cat, dog()], [dog()]))
+    head = len(alone) // 2  # the sentence and the pictures
+    assert np.array_equal(both[:head], alone[:head])
 
 
 def test_the_page_has_the_card_and_the_curves():

@@ -77,9 +77,8 @@ def test_of_few_images_it_says_nothing(explain):
     told, sheet = explain("ByPlace", [3, 4])
     assert told == []
     assert not (sheet == card._OF_REGION).all(2).any()
-    assert explain("ByPlace", [5, 5])[0] == [
-        "The check is not sure of anything: it had fewer than 8 images of each class."
-    ]
+    (line,) = explain("ByPlace", [5, 5])[0]
+    assert "fewer than 8 images of each class" in line
 
 
 def test_where_it_cannot_be_done_the_maps_are_there_all_the_same(explain):

@@ -49,6 +49,9 @@ FOUND = {
     "soft labels": (IMAGES, F.one_hot(VECTOR).float() * 0.7 + 0.1),
     "soft labels in half precision": (IMAGES, (F.one_hot(VECTOR).float() * 0.7 + 0.1).half()),
     "images in bytes": (IMAGES.byte(), VECTOR),
+    "a list of images": (list(IMAGES), VECTOR),
+    "a list of two views without channels": ([IMAGES[:, 0], IMAGES[:, 0]], VECTOR),
+    "a list of images, labels in a dict": {"picture": list(IMAGES), "meta": {"label": LABELS}},
 }
 
 
@@ -68,6 +71,7 @@ NOT_FOUND = {
     "two views": (IMAGES, IMAGES),
     "masks": (IMAGES, torch.zeros(4, 8, 8, dtype=torch.long)),
     "boxes": ([IMAGES[0]] * 4, [{"boxes": torch.zeros(1, 4), "labels": torch.ones(1).long()}] * 4),
+    "as many boxes as images": ([IMAGES[0]] * 4, [{"labels": VECTOR}, *[{"labels": torch.ones(1).long()}] * 3]),
     "several labels of an image": (IMAGES, torch.tensor([[1.0, 1.0, 0.0]] * 4)),
     "a regression": (IMAGES, torch.rand(4)),
     "too many": (IMAGES, torch.arange(5)),

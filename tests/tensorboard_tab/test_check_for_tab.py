@@ -44,14 +44,14 @@ def test_numbers_sentence_and_pictures_arrive():
     assert (cat["sure"], cat["sentence"]) == (False, None)
     assert (dog["sure"], dog["sentence"]) == (True, stored["sentence"])
     assert (dog["covered"], dog["pasted"], dog["share"]) == ([5.5, 0.2], [6.5, 0.3], 0.84)
-    assert [one["label"] for one in dog["pictures"]] == ["the place", "covered by others", "pasted into others"]
+    assert [one["label"] for one in dog["pictures"]] == ["the place, 4 %", "covered by another", "pasted into another"]
 
 
 def test_a_class_alone_has_nothing_pasted():
     alone = class_check("all", 0.3, None, pasted_control=None, pasted_error=None)
     found = decode(encode_event(60, check=check_for_tab({-1: alone}, Style()))).header["check"]["classes"][0]
     assert found["pasted"] is found["pasted_control"] is None
-    assert [one["label"] for one in found["pictures"]] == ["the place", "covered by others"]
+    assert [one["label"] for one in found["pictures"]] == ["the place, 4 %", "covered by another"]
 
 
 def test_without_results_there_is_no_check():
