@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normgrad_lightning.isolated.order0 import grad_cam_maps as grad_cam_maps
     from normgrad_lightning.isolated.order0 import order0_maps as order0_maps
     from normgrad_lightning.isolated.order1 import order1_maps as order1_maps
+    from normgrad_lightning.tensorboard_tab.report import show_report as show_report
     from normgrad_lightning.writers.own_loop import log_maps as log_maps
 
 __version__ = "0.2.0"
@@ -28,6 +29,7 @@ _HOMES = {
     "order0_maps": "isolated.order0",
     "order1_maps": "isolated.order1",
     "select_layers": "isolated.choose_layers",
+    "show_report": "tensorboard_tab.report",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "order0_maps",
     "order1_maps",
     "select_layers",
+    "show_report",
 ]
 
 

@@ -100,6 +100,7 @@ class Patch:
         crop: its pixels `(h, w, 3)`.
         image: the whole image `(H, W, 3)`, if it was kept.
         map: the map `(h, w)` of the whole image, if it was kept.
+        layers: those of some layers, in the order of the network.
     """
 
     strength: float
@@ -108,6 +109,7 @@ class Patch:
     crop: Pixels
     image: Pixels | None = None
     map: Floats | None = None
+    layers: Mapping[str, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -311,11 +313,15 @@ def _patches(name: str, row: Sequence[Patch], detail: _Detail, parts: Parts) -> 
     height, width = (max(1, round(zoom * max(patch.crop.shape[axis] for patch in row))) for axis in (0, 1))
     items = [
         {
-            "strength": float(patch.strength),
+            "strength": float(f"{patch.strength:.4g}"),
             "step": patch.step,
             "box": [float(value) for value in patch.box],
-            "image": None if patch.image is None else parts.add(jpeg(patch.image, detail.whole)),
+            "image": None if patch.image is None else parts.add(jpeg(patch.image, detail.whole, _QUALITY)),
             "map": None if patch.map is None else parts.add_maps(coarse(patch.map[None], detail.cells)),
+            "layers": [
+                {"name": of, "maps": parts.add_maps(coarse(plane[None], detail.cells))}
+                for of, plane in patch.layers.items()
+            ],
         }
         for patch in row
     ]
@@ -342,7 +348,7 @@ def _sprite(crops: Sequence[Pixels], height: int, width: int) -> bytes:
     return _encoded(Image.fromarray(sheet), 84, subsampling=0)
 
 
-def jpeg(pixels: Pixels, side: int) -> bytes:
+def jpeg(pixels: Pixels, side: int, quality_if_small: int = 92) -> bytes:
     """Return an image `(H, W, 3)` as JPEG; its longer side has at most this many pixels."""
     image = Image.fromarray(np.ascontiguousarray(pixels[..., :3]))
     zoom = side / max(image.size)
@@ -350,7 +356,7 @@ def jpeg(pixels: Pixels, side: int) -> bytes:
         width, height = (max(1, round(length * zoom)) for length in image.size)
         image = image.resize((width, height), Image.Resampling.BOX if zoom < 0.5 else Image.Resampling.HAMMING)
     is_small = max(image.size) <= 64
-    return _encoded(image, 92 if is_small else _QUALITY, subsampling=0 if is_small else 2)
+    return _encoded(image, quality_if_small if is_small else _QUALITY, subsampling=0 if is_small else 2)
 
 
 def _encoded(image: Image.Image, quality: int, subsampling: int) -> bytes:

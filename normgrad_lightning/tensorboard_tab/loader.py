@@ -9,8 +9,7 @@ from typing import Any
 
 from tensorboard.plugins import base_plugin  # type: ignore[import-untyped]
 
-NAME = "normgrad"
-"""Of the plugin: what blobs are stored under, and the tab's address."""
+from normgrad_lightning.tensorboard_tab.stored import NAME
 
 SAMPLES = 1000
 """Events that TensorBoard keeps of each run for this tab, unless `--samples_per_plugin` says otherwise."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normgrad_lightning.tensorboard_tab.loader import NAME
 from normgrad_lightning.tensorboard_tab.series import is_of_group, is_validation
-from normgrad_lightning.tensorboard_tab.stored import SUFFIX
+from normgrad_lightning.tensorboard_tab.stored import NAME, SUFFIX
 
 _EVENT_FILE = "tfevents"
 _SCALARS = "scalars.csv"

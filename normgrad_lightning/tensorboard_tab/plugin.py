@@ -13,10 +13,10 @@ from tensorboard.data import provider  # type: ignore[import-untyped]
 from tensorboard.plugins import base_plugin  # type: ignore[import-untyped]
 from werkzeug import wrappers
 
-from normgrad_lightning.tensorboard_tab.loader import NAME, SAMPLES
+from normgrad_lightning.tensorboard_tab.loader import SAMPLES
 from normgrad_lightning.tensorboard_tab.page_files import PAGE, PAGE_FILES
 from normgrad_lightning.tensorboard_tab.series import is_of_group, is_validation
-from normgrad_lightning.tensorboard_tab.stored import SUFFIX, Problem, decode
+from normgrad_lightning.tensorboard_tab.stored import NAME, SUFFIX, Problem, decode
 
 _POINTS = 1000  # of a curve
 _STEP = re.compile(r"[0-9]{1,18}")

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,10 +68,39 @@ def write_report(runs: Sequence[Path], out: Path, largest: int = LARGEST) -> Non
     partial.replace(out)
 
 
-def in_notebook(runs: Sequence[Path], height: int = 800) -> str:
-    """Return HTML that shows the page in a notebook: `IPython.display.HTML(in_notebook([folder]))`."""
-    page = html.escape(report(runs_in(runs)), quote=True)
-    return f'<iframe srcdoc="{page}" style="width: 100%; height: {height}px; border: 0"></iframe>'
+@dataclass(frozen=True, repr=False)
+class NotebookReport:
+    """The page of runs. A notebook shows it where it is the value of a cell.
+
+    Attributes:
+        page: a whole HTML document.
+        height: of its frame, in pixels.
+    """
+
+    page: str
+    height: int
+
+    def __repr__(self) -> str:
+        return f"<NormGrad report, {len(self.page) / 1e6:.1f} MB>"
+
+    def _repr_html_(self) -> str:
+        page, style = html.escape(self.page, quote=True), f"width: 100%; height: {self.height}px; border: 0"
+        return f'<iframe title="NormGrad report" srcdoc="{page}" style="{style}"></iframe>'
+
+
+def show_report(*runs: str | Path, height: int = 800, largest: int = LARGEST) -> NotebookReport:
+    """Return the page of the NormGrad tab, as a notebook shows it: `show_report(trainer.log_dir)`.
+
+    Args:
+        runs: folders of runs, or folders that these are in; also of a run that goes on.
+        height: of its frame, in pixels.
+        largest: its size in bytes, at most; the notebook keeps it.
+
+    Raises:
+        FileNotFoundError: a folder that does not exist.
+        ValueError: there is nothing to show.
+    """
+    return NotebookReport(report(runs_in([Path(run) for run in runs]), largest), height)
 
 
 class _Event(NamedTuple):

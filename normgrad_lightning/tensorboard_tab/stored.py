@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+NAME = "normgrad"
+"""Of the plugin: what blobs are stored under, and the tab's address."""
+
 MAGIC, VERSION = b"NGTB", 1
 SUFFIX = "/tab"
 """How the tag of these blobs ends; what is before it is the group of all tags of a callback."""
@@ -82,7 +85,11 @@ class Parts:
         values = np.where(np.isfinite(values), values, np.float32(0))
         largest = np.abs(values).max(axis=(1, 2), initial=0.0)
         half = (values / _per_map(np.where(largest > 0, largest, 1))).astype("<f2")
-        return {"part": self.add(half.tobytes()), "shape": list(values.shape), "max": largest.tolist()}
+        return {
+            "part": self.add(half.tobytes()),
+            "shape": list(values.shape),
+            "max": [_rounded(value) for value in largest],
+        }
 
     def encode(self, header: Mapping[str, Any]) -> bytes:
         """Return the blob."""
@@ -91,6 +98,11 @@ class Parts:
         text += b" " * (-(_START.size + len(text)) % 8)
         padded = [part + bytes(-len(part) % 8) for part in self.parts]
         return b"".join([_START.pack(MAGIC, VERSION, len(text)), text, *padded])
+
+
+def _rounded(value: float) -> float:
+    """Return a value with as many digits as float32 has: it is text in the header."""
+    return float(f"{value:.7g}")
 
 
 def decode(data: bytes) -> Content | Problem:
@@ -184,12 +196,14 @@ class _Optional:
 
 
 _MAPS, _JPEG = "maps", "jpeg"
+_LAYER = {"name": _is_text, "maps": _MAPS, "typical": _Optional(_MAPS)}
 _PATCH = {
     "strength": _is_number,
     "step": _is_whole,
     "box": _is_box,
     "image": _Optional(_JPEG),
     "map": _Optional(_MAPS),
+    "layers": _Optional([_LAYER]),
 }
 _PATCHES = {
     "map": _is_text,
@@ -199,7 +213,6 @@ _PATCHES = {
 }
 _ATLAS = {"map": _is_text, "mean": _MAPS, "lift": _Optional(_MAPS), "spot": _Optional(_is_number)}
 _CLASS = {"name": _is_text, "seen": _is_whole, "patches": [_PATCHES], "atlas": [_ATLAS]}
-_LAYER = {"name": _is_text, "maps": _MAPS, "typical": _Optional(_MAPS)}
 _SET = {
     "name": _is_text,
     "kind": _is_text,

@@ -34,7 +34,7 @@ class Box(NamedTuple):
 
 @dataclass(eq=False)
 class Crop:
-    """A part of an image around its strongest place. It takes at most 115 kB.
+    """A part of an image around its strongest place. It takes at most 125 kB.
 
     Attributes:
         ratio: how much the place stands out.
@@ -43,6 +43,7 @@ class Crop:
         box: where it is, in pixels of the image.
         size: `*S`, the sides of the image that the box is in.
         map: the image's map as it is, divided by its mean, `(h, w)` on a coarse grid.
+        layers: the same of some layers, in the order of the network.
         pixels: the crop as the network saw it, `(H, W, 4)`, in its own resolution unless that is too large.
         whole: the whole image in the same colours, with at most 160 pixels a side.
     """
@@ -53,6 +54,7 @@ class Crop:
     box: Box
     size: tuple[int, ...] = ()
     map: npt.NDArray[np.float16] = field(default_factory=lambda: np.zeros((0, 0), np.float16))
+    layers: Mapping[str, npt.NDArray[np.float16]] = field(default_factory=dict)
     pixels: Pixels = field(default_factory=lambda: _EMPTY)
     whole: Pixels = field(default_factory=lambda: _EMPTY)
 

@@ -35,6 +35,7 @@ PER_CLASS = 24
 _RIM = 0.15  # the same of the rim, whose peaks do not count
 _CLASSES = 16  # that crops are collected of
 _CROPS = 96  # of all classes together, but six of each class
+_LAYERS = 5  # whose maps a crop keeps
 _TILE, _FIRST_TILE = 96, 64  # pixels of a crop in the card, and of one that is stored of the first event
 _ACROSS, _ACROSS_FIRST, _GAP = 4, 2, 2
 
@@ -79,8 +80,13 @@ class Patches:
                     _offer(crops.setdefault(label, []), offered[number], most)
             taken = {number: crop for number, crop in offered.items() if crop in crops[batch.labels[number]]}
             images.cut(taken)
-            for number, crop in taken.items():
-                crop.map = _coarse_map(batch.focus[name][number], found[number].place)
+            numbers = list(taken)
+            focus = _even(batch.focus[name][numbers])
+            layers = {of: _even(batch.layers[of][numbers]) for of in _some(list(batch.layers))}
+            for row, number in enumerate(numbers):
+                place, crop = found[number].place, taken[number]
+                crop.map = _flat(focus[row], place)
+                crop.layers = {of: _flat(maps[row], place) for of, maps in layers.items()}
             self._crops[name] = {label: row[:most] for label, row in crops.items()}
         self._seen.update(batch.labels)
         self._namer = batch.namer
@@ -183,12 +189,25 @@ def _offer(crops: list[Crop], crop: Crop, most: int) -> None:
     del crops[most:]
 
 
-def _coarse_map(values: Floats, place: Sequence[float]) -> npt.NDArray[np.float16]:
-    """Return a map `(*S)` divided by its mean, `(h, w)`; of a volume, the slice with a place."""
+def _some(layers: Sequence[str]) -> list[str]:
+    """Return the names of a few layers, at even distances, with the last one."""
+    stride = -(-len(layers) // _LAYERS)
+    return list(layers[::-1][::stride][::-1])
+
+
+def _even(maps: Floats) -> npt.NDArray[np.float16]:
+    """Return maps `(N, *S)`, each divided by its mean."""
+    mean = maps.mean(axis=tuple(range(1, maps.ndim)), keepdims=True)
+    even: npt.NDArray[np.float16] = (maps / np.maximum(mean, 1e-30)).astype(np.float16)
+    return even
+
+
+def _flat(values: npt.NDArray[np.float16], place: Sequence[float]) -> npt.NDArray[np.float16]:
+    """Return a copy of a map `(*S)` as `(h, w)`; of a volume, of the slice with a place."""
     if values.ndim == 3:
         values = values[min(int(place[0] * len(values)), len(values) - 1)]
-    even: npt.NDArray[np.float16] = (plane(values[None])[0] / max(float(values.mean()), 1e-30)).astype(np.float16)
-    return even
+    flat: npt.NDArray[np.float16] = plane(values[None])[0].copy()
+    return flat
 
 
 def peaks(maps: Floats, size: Sequence[int]) -> list[Peak]:

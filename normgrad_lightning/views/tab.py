@@ -148,7 +148,8 @@ def _patch(crop: Crop) -> event.Patch:
     """Return a crop with its whole image and its map."""
     of_axes = zip(crop.box.starts, crop.box.lengths, crop.size, strict=True)
     (top, height), (left, width) = [(0.0, 1.0), *((start / n, length / n) for start, length, n in of_axes)][-2:]
-    return event.Patch(crop.ratio, crop.step, (top, left, height, width), crop.pixels, crop.whole, crop.map)
+    box = top, left, height, width
+    return event.Patch(crop.ratio, crop.step, box, crop.pixels, crop.whole, crop.map, crop.layers)
 
 
 def _shrunk(images: Tensor, style: Style, side: int) -> list[Pixels]:

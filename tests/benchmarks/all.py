@@ -39,6 +39,7 @@ OPTIONS = {
     "drawing": [],
     "compile": [],
     "startup": [],
+    "tab": [],
 }
 
 

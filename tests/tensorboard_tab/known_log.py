@@ -56,8 +56,18 @@ def kinds(step):
 def class_view(name, step):
     rng = np.random.default_rng(step)
     crops = rng.integers(0, 255, (3, 20, 20, 3), dtype=np.uint8)
+    box = (0.25, 0.5, 0.3125, 0.3125)
     patches = [
-        Patch(9.0 - n, step, (0.25, 0.5, 0.3125, 0.3125), crop, image(n), ramp(step, n)) for n, crop in enumerate(crops)
+        Patch(
+            9.0 - n,
+            step,
+            box,
+            crop,
+            image(n),
+            ramp(step, n),
+            {f"00_net.{EVIL}": ramp(step, n).T, "01_last": coarse_map(step, n)},
+        )
+        for n, crop in enumerate(crops)
     ]
     atlas = Atlas(np.full((7, 7), 2.0), np.full((7, 7), 1.0), 1.0)
     return ClassView(name, 50, {"combined": patches, "01_last": patches[:1]}, {"combined": atlas})

@@ -24,7 +24,9 @@ from tab_demo import write_run
 from tab_server import running_tensorboard
 from test_stored import header_of, paths, with_header
 
+from normgrad_lightning import show_report
 from normgrad_lightning.page import Page
+from normgrad_lightning.tensorboard_tab.event import Images, Layer, Maps, encode_event
 from normgrad_lightning.tensorboard_tab.report import write_report
 from normgrad_lightning.tensorboard_tab.stored import Content, decode
 from normgrad_lightning.views.drawing import overlays
@@ -313,7 +315,11 @@ def test_a_click_enlarges_and_keys_go_to_neighbours(shown):
     shown.open(**IMAGES)
     shown.click(".grid .cell")
     assert shown.text("dialog h2") == "Image 1: cat"
-    assert shown.count("dialog .views canvas") == 4
+    assert shown.count("dialog .views canvas") == 2
+    names = shown.run("return [...document.querySelectorAll('dialog .others button')].map((b) => b.innerText.trim())")
+    assert names == ["all layers combined", "early", EVIL]
+    shown.click("dialog .others button", 1)
+    assert shown.text("dialog .views figure:last-child") == "early"
     shown.run("document.querySelector('dialog').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))")
     assert shown.text("dialog h2") == f"Image 2: {EVIL}"
     shown.click("dialog [aria-label=Close]")
@@ -365,16 +371,28 @@ def test_a_click_on_a_patch_shows_its_whole_image(shown):
     assert abs(middle - 100).max() <= 2  # the grey of its image, outside of the box
     edge = drawn[round(0.25 * len(drawn)), round(0.65 * drawn.shape[1])]
     assert edge.min() > 150  # the outline of the box
+    maps = []
+    for number, name in enumerate(("all layers combined", f"net.{EVIL}", "last")):
+        shown.click("dialog .others button", number)
+        assert shown.text("dialog .views figure:last-child") == name
+        assert shown.run("return document.activeElement.innerText.trim()") == name
+        maps.append(shown.pixels("dialog .views canvas", 1).astype(int))
+    assert np.abs(maps[0] - maps[1]).mean() > 10 < np.abs(maps[1] - maps[2]).mean()
+    assert np.abs(maps[0].swapaxes(0, 1) - maps[1]).mean() < 6  # one map is the other, transposed, but for the box
 
 
 def test_compare_two_steps(shown):
     shown.open(**{**IMAGES, "mode": "compare"}, by="step", layer="net.early", opacity=1, step2=0)
     heads = shown.run("return [...document.querySelectorAll('.grid .head')].map((h) => h.innerText)")
-    assert heads == ["", "image", "step 100", "step 0", "difference"]
-    for column, step in ((1, 100), (2, 0)):
+    assert heads == ["", "image", "step 0", "step 100", "difference"]  # time goes from left to right
+    for column, step in ((1, 0), (2, 100)):
         values = np.float16(ramp(step, 1)).astype(np.float32)
         np.testing.assert_array_equal(shown.pixels(*cells(1, column)), expected(values, 1, opacity=1.0, scale="image"))
-    before = shown.pixels(*cells(1, 3))
+    before = shown.pixels(*cells(1, 3)).astype(int)
+    grew = ramp(100, 1) / ramp(100, 1).mean() - ramp(0, 1) / ramp(0, 1).mean()
+    is_red = before[..., 0] > before[..., 2] + 40
+    assert is_red[grew > 1].all()
+    assert not is_red[grew < 0].any()
     shown.set("step2", "last")
     assert np.any(shown.pixels(*cells(1, 3)) != before)
 
@@ -385,6 +403,23 @@ def test_compare_two_runs_and_two_kinds(shown):
     assert EVIL in shown.run("return [...document.querySelectorAll('.grid .head')].map((h) => h.innerText)")
     shown.run("document.querySelector('[data-value=kind]').click()")
     until(lambda: "probe_contrast" in shown.text(".grid"))
+
+
+def test_of_two_runs_images_that_are_the_same_have_a_difference(browser, tmp_path):
+    for run, second in (("a", 1), ("b", 4)):
+        images = Images("probe", "true", run, [image(0), image(second)])
+        layer = Layer("net", np.stack([ramp(5, n) for n in range(2)]))
+        sets = [Maps("probe_order0", "order0", "", False, "probe", [layer])]
+        write_run(tmp_path / run, [Page(0, blobs={TAG: encode_event(0, [images], sets)})])
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report.html")
+    shown = Shown(browser, (tmp_path / "report.html").as_uri())
+    shown.open(mode="compare", by="run", tile=64)
+    heads = shown.run("return [...document.querySelectorAll('.grid .head')].map((h) => h.innerText)")
+    assert heads == ["", "image", "a", "image", "b", "difference"]
+    same, other = (shown.pixels(".grid .cell canvas", 5 * row + 4).astype(int) for row in (0, 1))
+    assert (abs(same - 60) < 3).all()  # the same maps: nothing but the image
+    assert (abs(other - 64) > 3).any()  # stripes
+    assert shown.errors() == []
 
 
 def test_curves_show_their_values_and_a_click_goes_to_a_step(shown):
@@ -483,10 +518,27 @@ def test_inside_of_tensorboard_the_address_keeps_what_is_chosen(browser, filled)
     shown.drawn("compare first 100")
     browser.switch_to.default_content()
     shown.address_has("p.normgrad.mode=compare")
+    ground = "return getComputedStyle(document.querySelector('iframe').contentDocument.body).backgroundColor"
+    for is_dark, colour in ((True, "rgb(21, 24, 29)"), (False, "rgb(255, 255, 255)")):
+        browser.execute_script("document.body.classList.toggle('dark-mode', arguments[0])", is_dark)
+        until(lambda colour=colour: browser.execute_script(ground) == colour)
     hash_ = browser.execute_script("return location.hash")
     assert hash_.startswith("#normgrad&")
     assert "p.normgrad.tile=64" in hash_
     assert [error for error in shown.errors() if "plugin/normgrad" in error["message"]] == []
+
+
+def test_a_notebook_shows_the_page(browser, tmp_path):
+    write_known(tmp_path / "log")
+    (tmp_path / "cell.html").write_text(f"<!DOCTYPE html>{show_report(tmp_path / 'log', height=500)._repr_html_()}")
+    shown = Shown(browser, (tmp_path / "cell.html").as_uri())
+    browser.get(shown.address)
+    browser.switch_to.frame(0)
+    assert shown.drawn().startswith("classes")
+    shown.set("patch", 48)
+    assert shown.run("return document.querySelector('.patches canvas').width") == 48
+    assert shown.errors() == []
+    browser.switch_to.default_content()
 
 
 def replaced(header, place, value):

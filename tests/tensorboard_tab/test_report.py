@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from normgrad_lightning.page import Page
 from normgrad_lightning.tensorboard_tab.event import Images, Layer, Maps, encode_event
 from normgrad_lightning.tensorboard_tab.logs import runs_in
-from normgrad_lightning.tensorboard_tab.report import in_notebook, write_report
+from normgrad_lightning.tensorboard_tab.report import show_report, write_report
 from normgrad_lightning.writers.files import FilesWriter
 
 
@@ -57,7 +57,7 @@ def test_nothing_of_a_log_ends_the_data(tmp_path):
     write_report([tmp_path / "log"], tmp_path / "report.html")
     assert EVIL not in (tmp_path / "report.html").read_text()
     assert EVIL in content_of(tmp_path / "report.html")["blobs"]
-    assert "<img" not in in_notebook([tmp_path / "log"])
+    assert "<img" not in show_report(tmp_path / "log")._repr_html_()
 
 
 def test_a_report_asks_nobody(tmp_path):

@@ -111,6 +111,11 @@ def test_a_patch_has_its_whole_image_its_place_and_its_map():
         map_ = torch.from_numpy(content.maps(item["map"])[0])
         small = torch.nn.functional.interpolate(combined[None, None, owner], map_.shape, mode="area")[0, 0]
         assert np.corrcoef(map_.flatten(), small.flatten())[0, 1] > 0.9
+        assert [layer["name"].partition("_")[2] for layer in item["layers"]] == list(one.maps)
+        for layer, maps in zip(item["layers"], one.maps.values(), strict=True):
+            stored = content.maps(layer["maps"])[0]
+            small = torch.nn.functional.interpolate(maps[None, None, owner], stored.shape, mode="area")[0, 0]
+            assert np.corrcoef(stored.flatten(), small.flatten())[0, 1] > 0.9
 
 
 def test_the_atlas_is_that_of_its_view():

@@ -260,13 +260,21 @@ def test_the_first_event_stands_beside_later_ones_also_after_a_resume(monkeypatc
 
 
 def test_what_the_tab_shows_is_with_each_crop():
-    batch = whole_batch(size=(64, 48), grids=((16, 12),))
+    batch = whole_batch(size=(64, 48), grids=((16, 12), (8, 6)))
     for crop in collected(batch).crops("combined", 0):
         number = fingerprints(batch.images).index(crop.image)
         np.testing.assert_array_equal(crop.whole[..., :3], as_pixels(batch.images[number]))
         assert crop.size == (64, 48)
         expected = pool(batch).focus["combined"][number]
         np.testing.assert_allclose(crop.map, expected / expected.mean(), rtol=2e-3)
+        assert list(crop.layers) == list(pool(batch).layers)
+        for layer, maps in pool(batch).layers.items():
+            np.testing.assert_allclose(crop.layers[layer], maps[number] / maps[number].mean(), rtol=2e-3)
+
+
+def test_of_many_layers_a_crop_keeps_a_few_with_the_last():
+    [crop, *_] = collected(whole_batch(grids=((8, 8),) * 12)).crops("combined", 0)
+    assert [int(layer.partition("_")[0]) for layer in crop.layers] == [2, 5, 8, 11]
 
 
 def test_what_all_images_share_attracts_no_patch():

@@ -1,7 +1,7 @@
 // Classes: what each class is learned from, and what the check says of it.
 
 import { select, slider, toggle } from "./controls.js";
-import { fill, h, percent, short, stepText } from "./dom.js";
+import { fill, h, percent, short, shortNames, stepText } from "./dom.js";
 import { Painter } from "./lazy.js";
 import { mapped, scaled } from "./numbers.js";
 import { drawImage, drawMap, drawNothing, greysOf, outline, sized, tileSize } from "./paint.js";
@@ -18,7 +18,7 @@ export class Classes {
     this.map = select(state, "map", "Patches from");
     this.size = slider(state, "patch", "Size", { min: 48, max: 192, step: 12 });
     this.beside = toggle(state, "beside", "First and last step beside");
-    this.order = select(state, "order", "Order", [["check", "found by the check first"], ["name", "as numbered"]]);
+    this.order = select(state, "order", "Order", [["check", "by the check"], ["name", "as numbered"]]);
     this.toolbar = [this.map, this.beside, this.order, this.size];
     this.verdict = h("p.verdict", {});
     this.list = h("div.classes", {});
@@ -61,8 +61,8 @@ export class Classes {
 
   ordered(classes, checks) {
     if (this.state.get("order") !== "check") return classes;
-    const isSure = (one) => (checks.get(one.name)?.sure ? 0 : 1);
-    return [...classes].sort((a, b) => isSure(a) - isSure(b));
+    const evidence = new Map(classes.map(({ name }) => [name, evidenceOf(checks.get(name))]));
+    return [...classes].sort((a, b) => evidence.get(b.name) - evidence.get(a.name) || 0);
   }
 
   showVerdict(check, step) {
@@ -160,6 +160,7 @@ export class Classes {
     return {
       title: `${one.name}: patch ${number + 1} of ${patches.items.length}`,
       patch,
+      map,
       event,
       thumbnail,
       facts: [
@@ -178,24 +179,33 @@ export class Classes {
     const whole = await Promise.all(items.map(({ patch, event }) => (patch.image === null || patch.image === undefined ? null : event.picture(patch.image))));
     const ready = items.map((item, number) => {
       const bitmap = whole[number];
-      const [map] = item.event.maps(item.patch.map);
-      const plane = map ? scaled([map], "robust", false)[0] : null;
       const drawWhole = (canvas) => {
         if (bitmap) drawImage(canvas, bitmap);
         else item.thumbnail(canvas);
         if (bitmap) outline(canvas, item.patch.box);
       };
-      const drawOver = (canvas, opacity) => {
-        if (!plane) return drawNothing(canvas, "no map kept");
-        drawMap(canvas, plane, greysOf(bitmap, canvas.width, canvas.height), { ...look(), opacity }, false);
-        outline(canvas, item.patch.box);
+      const over = (map) => {
+        let plane = null;
+        return (canvas, opacity) => {
+          plane ||= scaled([map], "robust", false)[0];
+          drawMap(canvas, plane, greysOf(bitmap, canvas.width, canvas.height), { ...look(), opacity }, false);
+          outline(canvas, item.patch.box);
+        };
       };
-      const views = [{ label: bitmap ? "The whole image" : "The whole image was not kept", draw: drawWhole }];
-      if (plane) views.push({ label: "Its map", draw: drawOver });
+      const maps = mapsOf(item).map(({ label, map }) => ({ label, draw: over(map) }));
+      const views = [{ label: bitmap ? "the whole image" : "the whole image was not kept", draw: drawWhole }, ...maps];
       return { ...item, views, aspect: bitmap ? bitmap.width / bitmap.height : 1 };
     });
     this.closeup.open(ready, at, this.state.number("opacity"));
   }
+}
+
+/** The map that a patch was found in, and those of the layers. */
+function mapsOf({ event, patch, map }) {
+  const layers = (patch.layers || []).filter(({ name }) => name !== map);
+  const names = shortNames(layers.map(({ name }) => nameOfMap(name)));
+  const found = [{ label: nameOfMap(map), maps: patch.map }, ...layers.map(({ maps }, number) => ({ label: names[number], maps }))];
+  return found.map(({ label, maps }) => ({ label, map: event.maps(maps)[0] })).filter((one) => one.map);
 }
 
 function nameOfMap(name) {
@@ -221,6 +231,15 @@ const LOSSES = [
   ["pasted", "the place pasted in", "measured", "others"],
   ["pasted_control", "another part pasted in", "control", "others"],
 ];
+
+/** How much speaks for a class resting on one place: the smaller of what covering and pasting add to the loss. */
+function evidenceOf(checked) {
+  if (!checked) return -Infinity;
+  if (checked.sure) return Infinity;
+  const more = (key) => (checked[key] && checked[`${key}_control`] ? checked[key][0] - checked[`${key}_control`][0] : Infinity);
+  const least = Math.min(more("covered"), more("pasted"));
+  return least === Infinity ? -Infinity : least;
+}
 
 /** The losses of a class as bars, and what else the check says of it. */
 function checkOf(checked, largest, isSaid) {

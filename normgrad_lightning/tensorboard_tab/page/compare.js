@@ -53,7 +53,11 @@ export class Compare {
       { ...same, name: { step: `step ${stepText(step)}`, run: source.name, kind: set.name }[by] },
       { event: event2, set: set2, source: other, name: { step: `step ${stepText(step2)}`, run: other.name, kind: set2.name }[by] },
     ];
-    for (const side of sides) side.pictures = await store.pictures(side.source, side.event, side.set);
+    if (by === "step" && step2 < step) sides.reverse(); // time goes from left to right
+    for (const side of sides) {
+      side.jpegs = await store.jpegs(side.source, side.event, side.set);
+      side.pictures = await Promise.all(side.jpegs.map(({ picture }) => picture()));
+    }
     if (!isCurrent()) return;
     this.show(sides, step2 === step || by !== "run" ? "" : ` The nearest step of ${other.name} is ${stepText(step2)}.`);
   }
@@ -86,32 +90,33 @@ export class Compare {
       const columns = columnsOf(side.event, side.set, this.look, side.aspect);
       side.column = columns.find(({ name }) => name === this.state.get("layer")) || columns[0];
     }
-    const [images, images2] = sides.map(({ event, set }) => event.header.images[set.images]);
-    const areSame = images && images2 && images.hash === images2.hash;
-    const heads = ["image", one.name, ...(areSame ? [] : ["image"]), two.name, ...(areSame ? ["difference"] : [])];
+    const count = Math.max(one.column.count, two.column.count);
+    const same = Array.from({ length: count }, (_, number) => areEqual(one.jpegs[number]?.bytes, two.jpegs[number]?.bytes));
+    const [all, some] = [same.every(Boolean), same.some(Boolean)];
+    const heads = ["image", one.name, ...(all ? [] : ["image"]), two.name, ...(some ? ["difference"] : [])];
     const size = this.look.tile(one.aspect, heads.length);
-    const word = areSame ? "The same images. Difference: red where the left one is stronger, blue where the right one is." : "The two show different images, so there is no difference to draw.";
+    const colours = `Difference: red where ${two.name} is stronger, blue where ${one.name} is.`;
+    const word = all ? `The same images. ${colours}` : some ? `Some images differ. ${colours}` : "The two show different images, so there is no difference to draw.";
     fill(this.note, word + remark);
     this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
     this.jobs = [];
-    const count = Math.max(one.column.count, two.column.count);
     fill(
       this.table,
       h("div.head"),
       heads.map((name) => h("div.head", { title: name }, name)),
-      Array.from({ length: count }, (_, number) => this.row(sides, number, areSame, size)),
+      Array.from({ length: count }, (_, number) => this.row(sides, number, { all, some, here: same[number] }, size)),
     );
     this.painter.paint(this.jobs);
   }
 
-  row(sides, number, areSame, size) {
+  row(sides, number, same, size) {
     const label = sides[0].set.labels?.[number] || `image ${number + 1}`;
     const cells = [];
     const paints = [];
     const look = this.look.paint;
     sides.forEach((side, place) => {
       const picture = side.pictures[number];
-      if (place === 0 || !areSame) {
+      if (place === 0 || !same.all) {
         const image = cell(size, `Image ${number + 1}`);
         paints.push(() => drawImage(image.canvas, picture));
         cells.push(image);
@@ -120,9 +125,9 @@ export class Compare {
       paints.push(() => paintCell(one.canvas, side.column, number, picture, look, side.set.signed));
       cells.push({ ...one, value: (down, across) => readout(side.column.map(number), side.set.signed, down, across) });
     });
-    if (areSame) {
+    if (same.some) {
       const place = cell(size, `${label}, difference`);
-      paints.push(() => this.drawDifference(place.canvas, sides, number));
+      paints.push(() => (same.here ? this.drawDifference(place.canvas, sides, number) : drawNothing(place.canvas, "other image")));
       cells.push(place);
     }
     this.jobs.push([cells[0].element, () => paints.forEach((paint) => paint())]);
@@ -134,7 +139,7 @@ export class Compare {
     const [map, map2] = [one.column.map(number), two.column.map(number)];
     if (!map || !map2) return drawNothing(canvas, "no map");
     const greys = greysOf(one.pictures[number], canvas.width, canvas.height);
-    const [scaledDifference] = scaled([difference(map, map2)], this.state.get("scale"), true);
+    const [scaledDifference] = scaled([difference(map2, map)], this.state.get("scale"), true);
     drawMap(canvas, scaledDifference, greys, this.look.paint, true);
   }
 }
@@ -144,6 +149,10 @@ const NOTHING = {
   run: "There is no second run with maps of this kind. Put several runs below TensorBoard's --logdir.",
   kind: "This event has no second kind of maps of these images. Order 1, contrast and Grad-CAM are flags of the callback.",
 };
+
+function areEqual(bytes, others) {
+  return Boolean(bytes && others && bytes.length === others.length && bytes.every((value, i) => value === others[i]));
+}
 
 function nearest(steps, step) {
   return steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), steps[0]);

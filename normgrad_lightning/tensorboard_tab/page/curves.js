@@ -26,6 +26,7 @@ const TITLES = {
 const FIRST = ["check/covered", "check/pasted", "hot_spot", "share_on_object_by_class", "share_on_object", "cost", "validation"];
 const OF_LAYERS = ["share_on_object", "border_share", "concentration", "drift", "energy"];
 const LOGARITHMIC = new Set(["energy"]);
+const SHARES = new Set(["share_on_object_by_class", "share_on_object", "part_of_signal", "border_share", "concentration", "cost"]);
 
 /** The charts of one or two runs. */
 export class Curves {
@@ -81,13 +82,14 @@ export class Curves {
     const y = (value) => HEIGHT - BOTTOM - ((change(value) - low) / (high - low)) * (HEIGHT - BOTTOM - 8);
     const names = shortNames(lines.map(({ name }) => name));
     const title = TITLES[key] || key;
+    const text = (value, digits = 2) => (SHARES.has(key) && Number.isFinite(value) ? `${short(100 * value, 1)} %` : short(value, digits));
     const back = log ? (value) => 10 ** value : (value) => value;
     const picture = svg(
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${lines.length} curves` },
       [low, high].map((value) => [
         svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y(back(value)), y2: y(back(value)) }),
-        svg("text", { x: LEFT - 4, y: y(back(value)) + 4, "text-anchor": "end" }, short(back(value), 1)),
+        svg("text", { x: LEFT - 4, y: y(back(value)) + 4, "text-anchor": "end" }, text(back(value), 1)),
       ]),
       steps.length > 1 ? [svg("text", { x: LEFT, y: HEIGHT - 4 }, `step ${stepText(steps[0])}`), svg("text", { x: WIDTH - 2, y: HEIGHT - 4, "text-anchor": "end" }, stepText(steps[steps.length - 1]))] : [],
       svg("line", { class: "now", y1: 0, y2: HEIGHT - BOTTOM }),
@@ -108,7 +110,7 @@ export class Curves {
         : h("span.key.s0", {}, h("i"), h("b", { "data-line": 0 }, "")),
     );
     const read = (step) => {
-      for (const shown of legend.querySelectorAll("b")) fill(shown, short(valueNear(lines[Number(shown.dataset.line)].points, step)));
+      for (const shown of legend.querySelectorAll("b")) fill(shown, text(valueNear(lines[Number(shown.dataset.line)].points, step)));
     };
     this.reads.push(read);
     const stepAt = (event) => {

@@ -97,15 +97,19 @@ export class Store {
     }
   }
 
-  /** Promises of the pictures that maps are of; null where one is missing. */
-  async pictures(source, event, set) {
+  /** What maps are of: the bytes of each JPEG, and a promise of its picture. */
+  async jpegs(source, event, set) {
     const images = event.header.images[set.images];
     if (!images) return [];
-    if (images.jpegs) return Promise.all(images.jpegs.map((part) => event.picture(part)));
-    const owner = await this.event(source, images.stored);
+    const owner = images.jpegs ? event : await this.event(source, images.stored);
     if (owner instanceof Error) return [];
-    const stored = owner.header.images.find((one) => one.hash === images.hash && one.jpegs);
-    return stored ? Promise.all(stored.jpegs.map((part) => owner.picture(part))) : [];
+    const stored = images.jpegs ? images : owner.header.images.find((one) => one.hash === images.hash && one.jpegs);
+    return (stored?.jpegs || []).map((part) => ({ bytes: owner.parts[part], picture: () => owner.picture(part) }));
+  }
+
+  /** The pictures that maps are of; null where one cannot be decoded. */
+  async pictures(source, event, set) {
+    return Promise.all((await this.jpegs(source, event, set)).map(({ picture }) => picture()));
   }
 
   /** A promise of the curves of a run, by tag. They are asked for again when the run has a new event. */

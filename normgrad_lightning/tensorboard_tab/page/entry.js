@@ -13,5 +13,13 @@ export function render() {
   document.title = "NormGrad";
   document.documentElement.lang = "en";
   const isFramed = window.parent !== window;
+  if (isFramed) followTheme(window.parent.document.body);
   style.addEventListener("load", () => start(document.body, new ServedData(address), isFramed ? window.parent : window, isFramed ? "normgrad" : ""));
+}
+
+/** Be dark when TensorBoard is, whatever the system says. */
+function followTheme(body) {
+  const follow = () => (document.documentElement.dataset.theme = body.classList.contains("dark-mode") ? "dark" : "light");
+  new MutationObserver(follow).observe(body, { attributes: true, attributeFilter: ["class"] });
+  follow();
 }
