@@ -66,7 +66,7 @@ def until(condition, seconds=600):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "the page did not come to what was waited for"
-        time.sleep(0.25)
+        time.sleep(0.05)
     return value
 
 

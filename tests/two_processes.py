@@ -38,7 +38,7 @@ from twice import History, Lit, Moments, Told, loader, traces, train, watching
 
 from normgrad_lightning import NormGradCallback
 
-PATIENCE = 60
+PATIENCE = 180
 """Seconds until a run that hangs is ended, and tells where it hung."""
 KILLED_AFTER = 3  # the step has order-1 panels, too: more than a logger has time for
 

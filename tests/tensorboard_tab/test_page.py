@@ -9,7 +9,6 @@ import json
 import random
 import re
 import shutil
-import time
 import urllib.request
 from contextlib import ExitStack
 from functools import partial
@@ -17,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, DRIVER, chromium
+from browser import CHROMIUM, DRIVER, chromium, until
 from known_log import EVIL, RUNS, STEPS, TAG, coarse_map, event, image, page, ramp, write_known
 from PIL import Image
 from tab_demo import write_run
@@ -37,15 +36,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
 ]
-
-
-def until(condition, seconds=60):
-    """What `condition()` gives, as soon as it is true."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "the page did not come to what was waited for"
-        time.sleep(0.02)
-    return value
 
 
 class Shown:

@@ -205,6 +205,6 @@ def test_the_tab_is_there_where_only_tensorboard_and_the_wheel_are_installed(bui
     write_known(tmp_path / "log")
     with running_tensorboard(tmp_path / "log", tmp_path, python=python) as url, chromium(1280, 900) as browser:
         browser.get(f"{url}/#normgrad")
-        browser.switch_to.frame(until(lambda: browser.execute_script("return document.querySelector('iframe')"), 60))
+        browser.switch_to.frame(until(lambda: browser.execute_script("return document.querySelector('iframe')")))
         drawn = "return document.querySelector('.page')?.dataset.drawn"
-        assert until(lambda: browser.execute_script(drawn), 60) == f"classes {min(RUNS)} 100"
+        assert until(lambda: browser.execute_script(drawn)) == f"classes {min(RUNS)} 100"

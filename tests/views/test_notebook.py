@@ -66,7 +66,7 @@ def shown(tmp_path_factory):
     """What each cell shows, by MIME type, and the numbers behind."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = {}
     for name, cell in zip(CELLS, notebook.cells, strict=True):
         outputs[name] = {}
