@@ -106,7 +106,7 @@ def test_only_the_views_that_are_asked_for(tmp_path, readings):
     assert set(pictures(run.trainer)) == {"normgrad/5_overview/0_order0", *of_atlas}
     assert readings
     readings.clear()
-    run = train(Lit, tmp_path / "none", collecting(views="panels", images="first"))
+    run = train(Lit, tmp_path / "none", collecting(views="panels", images="first", probe=False))
     assert set(pictures(run.trainer)) == {f"normgrad_order0/{layer}" for layer in NUMBERED}
     assert not logged(run)
     assert not readings
@@ -252,7 +252,9 @@ def test_ten_thousand_classes_do_not_grow_without_limit(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    callback = NormGradCallback(layers="net.0", every_n_steps=100, read_every_n_steps=1, on_error="raise")
+    names = [f"class {number}" for number in range(10000)]  # without names, these would be taken for ids
+    flags = {"every_n_steps": 100, "read_every_n_steps": 1, "classes": names, "on_error": "raise"}
+    callback = NormGradCallback(layers="net.0", **flags)
     trainer = pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
