@@ -58,14 +58,8 @@ def test_no_bit_of_training_changes_with_everything_on(tmp_path):
     watched = train(Lit, tmp_path / "watched", collecting(**flags), max_epochs=3)
     assert_same(plain, watched)
     assert not watched.warned
-    assert {tag.split("/")[1] for tag in logged(watched)} == {
-        "hot_spot",
-        "concentration",
-        "border_share",
-        "energy",
-        "drift",
-        "cost",
-    }
+    of_curves = {"hot_spot", "concentration", "border_share", "energy", "drift", "cost"}
+    assert of_curves <= {tag.split("/")[1] for tag in logged(watched)}
 
 
 def test_every_second_step_is_read_and_the_pages_come_with_the_events(tmp_path, readings):

@@ -90,6 +90,7 @@ COMPILED = {
     "a part": PartCompiled,
     "a method": CompiledMethod,
 }
+QUICK = ("the whole LightningModule", "the network", "a part")
 
 
 @row(
@@ -99,7 +100,9 @@ COMPILED = {
     "read in an eager pass of its own for each event, so nothing more is compiled and no graph breaks; named layers "
     "outside of compiled parts take no pass",
 )
-@pytest.mark.parametrize("what", COMPILED)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if what in QUICK else pytest.mark.slow) for what in COMPILED]
+)
 def test_compiled(tmp_path, what):
     *_, (plain, watched) = compiled_twice(tmp_path, COMPILED[what])
     assert plain == watched
