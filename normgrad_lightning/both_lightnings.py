@@ -1,6 +1,6 @@
 """A callback that both Lightnings accept, without importing either.
 
-`pytorch_lightning` and `lightning.pytorch` each have a `Callback` of their own. Importing one of them changes loggers,
+`pytorch_lightning` and `lightning.pytorch` each have their own `Callback`. Importing one of them changes loggers,
 warnings and filters of a script that uses the other. So our class gets each of these bases once the script imports it.
 """
 

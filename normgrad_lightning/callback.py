@@ -64,8 +64,8 @@ def _explains_removed_flags(init: Callable[..., None]) -> Callable[..., None]:
 class NormGradCallback(Callback):
     """Shows in TensorBoard which pixels the training signal comes from, layer by layer, while a model trains.
 
-    Order-0 maps are read from the gradients that training computes anyway: no pass of its own, and the same bits in the
-    weights with and without it. Order-1 maps, if asked for, take passes of their own at the start of a batch, which
+    Order-0 maps are read from the gradients that training computes anyway: no extra pass, and the same bits in the
+    weights with and without it. Order-1 maps, if asked for, take extra passes at the start of a batch, which
     leave no trace. See the README for how to read them.
 
     Args:
@@ -210,7 +210,7 @@ class NormGradCallback(Callback):
         super().__setattr__(name, value)
 
     def _check_new(self, name: str) -> None:
-        """Raise if a new attribute is a mistyped flag. Subclasses may have attributes of their own."""
+        """Raise if a new attribute is a mistyped flag. Subclasses may have their own attributes."""
         near = difflib.get_close_matches(name, FLAGS, 1, 0.8)
         if near or type(self).__module__.startswith("normgrad_lightning."):
             hint = f"Did you mean `{near[0]}`?" if near else f"The flags are {', '.join(sorted(FLAGS))}."

@@ -39,7 +39,7 @@ class MapKind:
 
     @property
     def needs_passes(self) -> bool:
-        """Whether it takes passes of its own, after an inner step."""
+        """Whether it takes extra passes, after an inner step."""
         return self.step != 0 or bool(self.made_of)
 
 
@@ -68,7 +68,7 @@ READ_KINDS = tuple(name for name, kind in KINDS.items() if not kind.needs_passes
 """Those that are read from a training step."""
 
 Order1Kind = Literal["order1", "adversarial", "contrast"]
-"""Those that take passes of their own, as a type: command lines and editors list them."""
+"""Those that take extra passes, as a type: command lines and editors list them."""
 
 ORDER1_KINDS: tuple[Order1Kind, ...] = get_args(Order1Kind)
 

@@ -25,7 +25,7 @@ class CandidateLayer:
         layer: the layer.
         layout: how to read its tensor as channels on a grid.
         image_grid: the size of the images; None if none were recognised.
-        weighted: how many layers with weights of their own it is made of.
+        weighted: how many layers with their own weights it is made of.
         returns: whether it gives as many locations as it was given: what is inside may have left the grid in between.
         tensor: a number for the tensor; layers that pass it on unchanged share it.
         position: where in the network the tensor stands; None if autograd's graph does not show it.

@@ -42,7 +42,7 @@ class EnvironmentCallback(NormGradCallback):
         return f"{type(self).__qualname__}{id(self)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return an empty state."""
         return {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -88,7 +88,7 @@ class NormGrad:
         if is_compiled(model) and not runs_eagerly():
             raise ValueError(
                 "`model`: expected a module that is not compiled, but got a compiled one, which hooks cannot read. "
-                "Use `order0_maps`, which runs it eagerly in a pass of its own."
+                "Use `order0_maps`, which runs it eagerly in an extra pass."
             )
         self.read_kinds(kinds)
         self._num_images = num_images

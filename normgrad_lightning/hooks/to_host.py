@@ -55,7 +55,7 @@ def _sent(device: torch.device, tensors: list[Tensor]) -> _Arrive:
     if device.type == "cpu":
         copies = [t.clone() for t in tensors]
         return lambda: copies
-    # The widest types first, so that each of them begins at a multiple of its own width.
+    # The widest types first, so that each begins at a multiple of its own width.
     order = sorted(range(len(tensors)), key=lambda index: -tensors[index].element_size())
     kinds = [(tensors[index].dtype, tensors[index].shape) for index in order]
     buffer = torch.cat([tensors[index].contiguous().reshape(-1).view(torch.uint8) for index in order])

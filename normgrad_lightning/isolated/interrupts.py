@@ -10,11 +10,11 @@ import torch
 
 _OUT_OF_MEMORY = (MemoryError, torch.cuda.OutOfMemoryError)
 _SAYS_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
-"""What torch says on devices for which it has no exception of its own: on the CPU, for example."""
+"""What torch says on devices for which it has no special exception: on the CPU, for example."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that there is too little memory, on whatever device."""
+    """Return whether an exception means too little memory, on any device."""
     says_so = isinstance(error, RuntimeError) and any(words in str(error) for words in _SAYS_OUT_OF_MEMORY)
     return says_so or isinstance(error, _OUT_OF_MEMORY)
 
@@ -32,7 +32,7 @@ def memory_explained(remedy: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         said = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-        raise NotEnoughMemory(f"there is too little memory for it ({said}). {remedy}") from None
+        raise NotEnoughMemory(f"too little memory ({said}). {remedy}") from None
 
 
 @contextmanager

@@ -250,7 +250,7 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, root: Tensor) -> Tensor:
-        """Return `t`, as a tensor of its own."""
+        """Return `t` as another tensor."""
         return t.detach()
 
     @staticmethod

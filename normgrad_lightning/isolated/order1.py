@@ -146,7 +146,7 @@ def run_passes(
     num_images: int | None = None,
     whole: WholeBatch | None = None,
 ) -> PassMaps:
-    """Return the maps of these kinds, of all images of all batches; each batch takes an inner step of its own.
+    """Return the maps of these kinds, of all images of all batches; each batch takes its own inner step.
 
     Args:
         model: see `order1_maps`, as for all that is not described here.

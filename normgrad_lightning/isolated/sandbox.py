@@ -5,7 +5,7 @@
   the weights themselves, read-only (`read_only`).
 - Buffers (BatchNorm's statistics, counters, queues): a pass runs on clones.
 - Python attributes of the model, of its modules, of their classes and of what these hold: put back after each pass
-  (`python_state`). Context variables: a pass has a context of its own.
+  (`python_state`). Context variables: a pass has its own context.
 - Train and eval mode: modules without children (BatchNorm, dropout and the like) run in eval mode, and get their own
   mode back.
 - Random numbers: torch (CPU and the model's devices), numpy and python, and generators that the model holds, continue

@@ -41,10 +41,10 @@ def rebuilt(nested: Any, values: list[Any]) -> Any:
     if isinstance(nested, list | tuple):
         return type(nested)(*values) if hasattr(nested, "_fields") else type(nested)(values)
     if is_dataclass(nested) and not isinstance(nested, type):
-        anew = copy(nested)  # not `replace`, which would run `__post_init__` again
+        result = copy(nested)  # not `replace`, which would run `__post_init__` again
         for field, value in zip(fields(nested), values, strict=True):
-            object.__setattr__(anew, field.name, value)
-        return anew
+            object.__setattr__(result, field.name, value)
+        return result
     return nested
 
 
@@ -85,10 +85,10 @@ def floating_tensors(nested: object) -> Iterator[Tensor]:
 
 def _rebuilt_mapping(nested: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     if isinstance(nested, dict | UserDict):
-        anew = copy(nested)
+        result = copy(nested)
         for key, value in values.items():
-            anew[key] = value  # not `update`: a Counter would count
-        return anew
+            result[key] = value  # not `update`: a Counter would count
+        return result
     try:
         return type(nested)(values)  # type: ignore[call-arg]
     except TypeError:

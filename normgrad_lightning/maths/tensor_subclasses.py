@@ -20,7 +20,7 @@ def no_overrides() -> AbstractContextManager[None]:
 
 
 def overrides_functions(t: Tensor) -> bool:
-    """Return whether a tensor is of a subclass that overrides functions, and has values of its own."""
+    """Return whether a tensor is of a subclass that overrides functions, and has its own values."""
     kind = type(t)
     return (
         kind is not Tensor

@@ -27,7 +27,7 @@ class StepContext:
         step: `trainer.global_step` at the start of the batch.
         module: what trains.
         batch: what it trains on.
-        loss: the loss of a batch, for passes of their own.
+        loss: the loss of a batch, for extra passes.
         settings: all flags, as they were when the batch began.
         is_event: whether maps are shown; else the step is only read for the views that collect.
         with_order1: whether order-1 maps are due.

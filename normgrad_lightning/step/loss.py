@@ -56,7 +56,7 @@ def check_training_loss(trainer: Trainer, module: LightningModule, who: str) -> 
     if is_sharded(trainer):
         raise ValueError(
             f"{who} need all weights in one process, but {type(trainer.strategy).__name__} spreads them over several. "
-            "Do without these maps: order-0 maps of layers that are not compiled need no pass of their own."
+            "Do without these maps: order-0 maps of layers that are not compiled need no extra pass."
         )
 
 
@@ -117,7 +117,7 @@ class TrainingLoss:
 
     def check(self, module: LightningModule, batch: Any) -> None:
         """Raise if a step cannot be run, or could not be undone; the first time, try it on images of this batch."""
-        check_training_loss(self._trainer, module, "`training_step`: maps that take a pass of their own")
+        check_training_loss(self._trainer, module, "`training_step`: maps that take an extra pass")
         iterators = held_iterators(module) if self.name != METHOD else []
         if iterators:
             raise ValueError(

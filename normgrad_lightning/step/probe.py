@@ -38,7 +38,7 @@ def about_probe(settings: Settings) -> str:
     if not settings.images.asks_for_probe:
         return ""
     whose = _WHOSE[probe] if isinstance(probe, str) else "the batch given in code"
-    return f"A probe, images of {whose}, takes passes of its own at each event."
+    return f"A probe, images of {whose}, takes extra passes at each event."
 
 
 def probe_order0(context: StepContext, layers: Sequence[str], images: ProbeImages) -> Seen:

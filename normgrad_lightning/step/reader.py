@@ -121,7 +121,7 @@ class ReplayReader(Reader):
     """Runs the step once before training does, eagerly and without a trace: hooks cannot read compiled code."""
 
     doing = "replaying the training step"
-    price = ", in a pass of its own for each event, as the model is compiled"
+    price = ", in an extra pass for each event, as the model is compiled"
     reads_compiled_code = True
 
     def __init__(self, trainer: Trainer, model: Any, settings: Settings) -> None:

@@ -61,7 +61,7 @@ class ClassSignal:
             self.totals = {label: self.totals[label] for label in strongest(self.totals, MOST)}
 
     def forget_classes(self) -> None:
-        """Keep only what is of all images: labels have turned out to be none of classes."""
+        """Keep only what is of all images: the labels are not those of classes."""
         self.totals = only(self.totals, (ALL,))
 
     @property

@@ -141,7 +141,7 @@ def overlays(greys: npt.NDArray[np.uint8], maps: Floats, style: Style | None = N
 
 
 def _hatched(grey: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return the picture behind stripes, with the words that there is nothing to show."""
+    """Return the picture behind stripes, with words that say that nothing can be shown."""
     stripes, share = _stripes(*grey.shape)
     mixed: Floats = grey * (1.0 - share) + stripes * share + np.float32(0.5)
     return mixed.astype(np.uint8)

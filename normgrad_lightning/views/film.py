@@ -100,7 +100,7 @@ class Film:
         self._count += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on with the film, if there is one. Long films lose frames."""
+        """Return what a resumed run needs to continue the film, if there is one. Long films lose frames."""
         if self._of is None:
             return {}
         layers, *frames, latest = self._layers(), *self.frames
@@ -116,7 +116,7 @@ class Film:
         return {"film": {"frames": saved, "is_extra": self._is_extra, **about}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the film of a checkpoint, if the next maps are of the same images."""
+        """Continue the film of a checkpoint, if the next maps are of the same images."""
         self.__init__()  # type: ignore[misc]
         kept = state.get("film")
         if kept is None:
@@ -180,7 +180,7 @@ def _encoded(pictures: Sequence[Image.Image]) -> bytes:
 
 
 def _in_turn(labels: Sequence[int] | None, count: int, most: int) -> list[int]:
-    """Return the indices of the images that there is room for: classes take turns, so that each keeps one."""
+    """Return the indices of the images that fit: classes take turns, so that each keeps one."""
     seen = Counter[int]()
     turns = []
     for index, label in enumerate(labels or [0] * count):
@@ -190,7 +190,7 @@ def _in_turn(labels: Sequence[int] | None, count: int, most: int) -> list[int]:
 
 
 def _cut(map_set: MapSet) -> MapSet:
-    """Return the maps of the images that there may be room for."""
+    """Return the maps of the images that may fit."""
     count = len(next(iter(map_set.maps.values()), ()))
     labels = map_set.labels if len(map_set.labels or ()) == count else None
     shown = _in_turn(labels, count, _MOST_ROWS)

@@ -36,7 +36,7 @@ class PooledBatch:
 
     Attributes:
         namer: makes their tags and captions.
-        layers: the maps `(N, *S)` of each layer that is not zero everywhere, each on a grid of its own.
+        layers: the maps `(N, *S)` of each layer that is not zero everywhere, each on its own grid.
         energy: the sum of each layer's maps, at full resolution.
         focus: what patches and atlas are made of, by the name in their tags: maps `(N, *S)` on one grid.
         labels: the class of each image, or `ALL`.

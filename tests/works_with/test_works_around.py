@@ -333,7 +333,7 @@ def test_checkpoints_of_each_step(tmp_path):
 @row(
     "Around it",
     "`StochasticWeightAveraging`",
-    "its last epoch trains nothing: it has no order-0 maps but those of the last event, from a pass of their own",
+    "its last epoch trains nothing: it has no order-0 maps but those of the last event, from an extra pass",
 )
 def test_stochastic_weight_averaging(tmp_path):
     def average():

@@ -259,7 +259,7 @@ def test_communication_hook(ran, ran_at_night):
     assert not same(exact, compressed)
 
 
-@row("Strategies", "`torch.compile` under DDP", "order-0 maps come from a pass of their own, on rank 0 alone")
+@row("Strategies", "`torch.compile` under DDP", "order-0 maps come from an extra pass, on rank 0 alone")
 @pytest.mark.slow
 def test_compiled_network_under_ddp(ran_at_night):
     check(ran_at_night, "compiled")
