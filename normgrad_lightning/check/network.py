@@ -127,7 +127,7 @@ class NetworkWatch:
             self.calls.append(NetworkCall(module, args, kwargs, scores.detach()))
 
     def _ignore(self, name: str, error: Exception) -> None:
-        """A call that cannot be understood is no network."""
+        """Ignore it: a call that cannot be understood is not the network."""
 
 
 def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: float) -> NetworkCall | None:

@@ -128,7 +128,7 @@ class Tally:
         return math.sqrt(max(self._squares[index] - total * total / self.n, 0.0) / (self.n - 1) / self.n)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint carries."""
+        """Return what a checkpoint carries."""
         return {"n": self.n, "sums": list(self._sums), "squares": list(self._squares)}
 
     @classmethod

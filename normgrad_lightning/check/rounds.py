@@ -147,7 +147,7 @@ class Measured:
         return class_check(name, self.step, self.tallies[best], best, self.areas[best], self.examples.get(best))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint carries: the numbers, no pictures."""
+        """Return what a checkpoint carries: the numbers, no pictures."""
         tallies = {form: tally.state_dict() for form, tally in self.tallies.items()}
         return {"step": self.step, "areas": dict(self.areas), "tallies": tallies}
 
@@ -260,7 +260,7 @@ class Check:
         return "all" if label == ALL else self.names.get(label, str(label))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint carries: the round, and the numbers of each class."""
+        """Return what a checkpoint carries: the round, and the numbers of each class."""
         self.finish()
         rounds = {"now": self._now, "before": self._before}
         states = {name: {label: one.state_dict() for label, one in of.items()} for name, of in rounds.items()}

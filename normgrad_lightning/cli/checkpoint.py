@@ -27,10 +27,10 @@ def load_trained(checkpoint: Path, path: str, arguments: Mapping[str, Any], *, t
     """Return the module with the weights of a checkpoint, on the CPU.
 
     Args:
-        checkpoint: The file.
+        checkpoint: the file.
         path: `package.module:Name` or `file.py:Name` of what makes the module.
-        arguments: To make it with. They override hyperparameters in the checkpoint.
-        trusted: Whether the file may run code, as a pickle can. Else it may hold tensors and plain values only.
+        arguments: to make it with. They override hyperparameters in the checkpoint.
+        trusted: whether the file may run code, as a pickle can. Else it may hold tensors and plain values only.
     """
     maker = find(path)  # first: a trusted checkpoint may need classes of the same folder
     contents = _read(checkpoint, trusted)

@@ -114,7 +114,7 @@ def _as_labels(value: Any) -> Any:
 
 
 def _are_probabilities(rows: Tensor) -> bool:
-    """Whether each row adds up to one, as soft labels do; also after MixUp, and in half precision."""
+    """Return whether each row adds up to one, as soft labels do; also after MixUp, and in half precision."""
     if rows.is_complex():
         return False
     rows = rows.float()
@@ -126,7 +126,7 @@ def _described(value: Any) -> str:
 
 
 def classes_of(loaders: Any) -> list[str] | None:
-    """The names of the classes in the first data set that has them as `classes`, as those of torchvision do."""
+    """Return the names of the classes in the first data set that has them as `classes`, as those of torchvision do."""
     for dataset in datasets_of(loaders):
         names = getattr(dataset, "classes", None)
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
@@ -140,7 +140,7 @@ def datasets_of(loaders: Any) -> Iterator[Any]:
 
 
 def _loaders(nested: Any) -> Iterator[Any]:
-    """All that has a data set, also in a collection of loaders."""
+    """Yield all that has a data set, also in a collection of loaders."""
     if hasattr(nested, "dataset"):
         yield nested
     for part in parts(getattr(nested, "iterables", nested)):
@@ -148,7 +148,7 @@ def _loaders(nested: Any) -> Iterator[Any]:
 
 
 def _and_inside(dataset: Any, depth: int) -> Iterator[Any]:
-    """A data set, and those that it is made of, as a `Subset` or a `ConcatDataset` is."""
+    """Yield a data set, and those that it is made of, as a `Subset` or a `ConcatDataset` is."""
     if dataset is None or depth == 0:
         return
     yield dataset

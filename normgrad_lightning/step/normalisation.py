@@ -25,7 +25,7 @@ def normalisation_of(loaders: Any) -> Normalisation | None:
     of a data set's timm config.
 
     Args:
-        loaders: The training data loaders, in any collection.
+        loaders: the training data loaders, in any collection.
 
     Returns:
         None if nothing was found, or if it is not the same everywhere: the images may be of several kinds then.

@@ -299,7 +299,7 @@ def _checked(one: ClassCheck, parts: Parts) -> dict[str, Any]:
 
 
 def _known(value: Any) -> Any:
-    """The value as JSON has it; None if it is not finite. A standard error that is not finite is left out."""
+    """Return the value as JSON has it; None if it is not finite. A standard error that is not finite is left out."""
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     if isinstance(value, tuple):
@@ -335,7 +335,7 @@ def _patches(name: str, row: Sequence[Patch], detail: _Detail, parts: Parts) -> 
 
 
 def _sprite(crops: Sequence[Pixels], height: int, width: int) -> bytes:
-    """One JPEG with all crops side by side, each from a multiple of 8 pixels on, so that none bleeds into another."""
+    """Return one JPEG with all crops side by side, each from a multiple of 8 pixels on: none bleeds into another."""
     pitch = width + -width % _BLOCK
     sheet = np.zeros((height, pitch * len(crops), 3), np.uint8)
     for number, crop in enumerate(crops):

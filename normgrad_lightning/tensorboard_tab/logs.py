@@ -67,7 +67,7 @@ def runs_in(paths: Sequence[Path]) -> list[Run]:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """The folders of runs at or below a path; an event file stands for its folder."""
+    """Yield the folders of runs at or below a path; an event file stands for its folder."""
     if path.is_file():
         yield path.parent
         return
@@ -79,7 +79,7 @@ def _folders(path: Path) -> Iterator[Path]:
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
-    """What runs are called: their path without the folders that all share."""
+    """Return what runs are called: their path without the folders that all share."""
     parts = {folder: folder.resolve().parts for folder in folders}
     shared = 0
     while len({names[: shared + 1] for names in parts.values()}) == 1 and all(
@@ -118,7 +118,7 @@ def _read_event_file(path: Path, run: Run) -> None:
 
 
 def _events(path: Path) -> Iterator[Any]:
-    """The events of a file. Checksums are not compared: in TensorBoard's reader that takes most of a minute."""
+    """Yield the events of a file. Checksums are not compared: in TensorBoard's reader that takes most of a minute."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
 

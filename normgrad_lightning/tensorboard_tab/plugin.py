@@ -84,33 +84,33 @@ class _Data:
         return ask(self._context, experiment_id=self._experiment, plugin_name=plugin, **more) or {}
 
     def events(self, runs: Iterable[str] | None = None, tags: Iterable[str] | None = None) -> Any:
-        """References to blobs, by run and tag."""
+        """Return references to blobs, by run and tag."""
         wanted = provider.RunTagFilter(runs=runs, tags=tags)
         return self._ask("read_blob_sequences", NAME, downsample=self._samples, run_tag_filter=wanted)
 
     def blob(self, key: str) -> bytes:
-        """A blob."""
+        """Return a blob."""
         return bytes(self._provider.read_blob(self._context, blob_key=key))
 
     def scalar_tags(self, runs: Iterable[str]) -> dict[str, list[str]]:
-        """The tags of curves, by run."""
+        """Return the tags of curves, by run."""
         wanted = provider.RunTagFilter(runs=list(runs))
         found = self._ask("list_scalars", "scalars", run_tag_filter=wanted)
         return {run: list(tags) for run, tags in found.items()}
 
     def scalars(self, run: str, tags: Iterable[str]) -> Any:
-        """Curves, by tag."""
+        """Return curves, by tag."""
         wanted = provider.RunTagFilter(runs=[run], tags=list(tags))
         return self._ask("read_scalars", "scalars", downsample=_POINTS, run_tag_filter=wanted).get(run, {})
 
     def last_scalars(self, run: str, tags: Iterable[str]) -> Any:
-        """The last value of curves, by tag."""
+        """Return the last value of curves, by tag."""
         wanted = provider.RunTagFilter(runs=[run], tags=list(tags))
         return self._ask("read_last_scalars", "scalars", run_tag_filter=wanted).get(run, {})
 
 
 def _index(data: _Data, arguments: Mapping[str, str]) -> Any:
-    """Runs with the steps of their events, and their last validation metrics."""
+    """Return runs with the steps of their events, and their last validation metrics."""
     runs = [
         {"run": run, "tag": tag, "events": [[datum.step, datum.wall_time] for datum in series]}
         for run, tags in sorted(data.events().items())
@@ -127,7 +127,7 @@ def _index(data: _Data, arguments: Mapping[str, str]) -> Any:
 
 
 def _event(data: _Data, arguments: Mapping[str, str]) -> bytes:
-    """The blob of an event."""
+    """Return the blob of an event."""
     run, tag, step = (_argument(arguments, name) for name in ("run", "tag", "step"))
     if not _STEP.fullmatch(step):
         raise _RefusedError(400, "`step`: expected a whole number.")
@@ -143,7 +143,7 @@ def _event(data: _Data, arguments: Mapping[str, str]) -> bytes:
 
 
 def _curves(data: _Data, arguments: Mapping[str, str]) -> Any:
-    """The curves of a run: ours, and those of validation."""
+    """Return the curves of a run: ours, and those of validation."""
     run, tag = _argument(arguments, "run"), _argument(arguments, "tag")
     tags = [one for one in data.scalar_tags([run]).get(run, []) if is_of_group(one, tag) or is_validation(one)]
     found = data.scalars(run, tags) if tags else {}

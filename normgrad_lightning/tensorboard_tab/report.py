@@ -124,7 +124,7 @@ def report(runs: Sequence[Run], largest: int = LARGEST) -> str:
 
 
 def _whole(blobs: Mapping[int, bytes]) -> dict[int, _Event]:
-    """Those that can be decoded, by step in order."""
+    """Return those that can be decoded, by step in order."""
     found = {step: decode(blobs[step]) for step in sorted(blobs)}
     return {
         step: _Event(blobs[step], _image_steps(content))
@@ -139,7 +139,7 @@ def _image_steps(content: Content) -> frozenset[int]:
 
 
 def _thinned(good: Mapping[Any, Mapping[int, _Event]], room: int) -> dict[Any, dict[int, bytes]]:
-    """As many events of each as there is room for: evenly chosen, with the first, the last, and those with images."""
+    """Return as many events of each as fit: evenly chosen, with the first, the last, and those with images."""
     low, high = 1, max(map(len, good.values()))
     while low < high:
         middle = (low + high + 1) // 2
@@ -153,7 +153,7 @@ def _thinned(good: Mapping[Any, Mapping[int, _Event]], room: int) -> dict[Any, d
 
 
 def _size(good: Mapping[Any, Mapping[int, _Event]], count: int) -> int:
-    """Bytes of this many events of each as base64, with their steps."""
+    """Return the bytes of this many events of each as base64, with their steps."""
     return sum(4 * math.ceil(len(blob) / 3) + 40 for of in good.values() for blob in _chosen(of, count).values())
 
 
@@ -165,7 +165,7 @@ def _chosen(events: Mapping[int, _Event], count: int) -> dict[int, bytes]:
 
 
 def _content(runs: Sequence[Run], chosen: Mapping[Any, Mapping[int, bytes]]) -> dict[str, Any]:
-    """What the page reads."""
+    """Return what the page reads."""
     names = _told_apart([run.name for run in runs])
     index = [
         {"run": names[i], "tag": tag, "events": [[step, 0] for step in blobs]} for (i, tag), blobs in chosen.items()
@@ -185,18 +185,18 @@ def _told_apart(names: Sequence[str]) -> list[str]:
 
 
 def _finite(curves: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[Sequence[float]]]:
-    """Curves without values that JSON does not have, and of at most about a thousand points."""
+    """Return curves without values that JSON does not have, and of at most about a thousand points."""
     found = {tag: [point for point in points if math.isfinite(point[1])] for tag, points in curves.items()}
     return {tag: points[:: max(1, len(points) // 1000)] for tag, points in found.items()}
 
 
 def _for_script(content: Any) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """Return JSON that cannot end the element that it stands in."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _modules() -> str:
-    """The page's modules as an import map: each by its name, its code in the address itself."""
+    """Return the page's modules as an import map: each by its name, its code in the address itself."""
     addresses = {}
     for name in SCRIPTS:
         code = re.sub(r'from "\./', 'from "normgrad/', _read(name))

@@ -170,7 +170,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_magnitude(value: object) -> bool:
-    """Whether this is a magnitude that float32 has."""
+    """Return whether this is a magnitude that float32 has."""
     return _is_number(value) and 0 <= value < 3e38  # type: ignore[operator]
 
 
@@ -179,12 +179,12 @@ def _is_text(value: object) -> bool:
 
 
 def _is_estimate(value: object) -> bool:
-    """Whether this is a mean with its standard error."""
+    """Return whether this is a mean with its standard error."""
     return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
 
 
 def _is_box(value: object) -> bool:
-    """Whether these are top, left, height and width as shares of the image's sides."""
+    """Return whether these are top, left, height and width as shares of the image's sides."""
     return isinstance(value, list) and len(value) == 4 and all(_is_number(v) and -1e-6 <= v <= 1 + 1e-6 for v in value)
 
 

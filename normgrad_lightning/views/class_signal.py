@@ -66,7 +66,7 @@ class ClassSignal:
 
     @property
     def shown(self) -> list[int]:
-        """Return the classes with the most signal, in the order of their numbers."""
+        """The classes with the most signal, in the order of their numbers."""
         return sorted(strongest(self.totals, ROWS))
 
     def halve(self) -> None:

@@ -30,9 +30,9 @@ def columns_of(
     Args:
         greys: `(N, H, W)`, from `greys_of`.
         maps: `(N, *S)` of each layer, for the same images.
-        style: How they look.
-        signed: As for `overlays`.
-        shown: The layers that have a column; None: all.
+        style: how they look.
+        signed: as for `overlays`.
+        shown: the layers that have a column; None: all.
     """
     columns = {layer: maps[layer] for layer in (maps if shown is None else shown)}
     if len(maps) > 1 and not signed:

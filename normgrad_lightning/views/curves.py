@@ -37,7 +37,7 @@ class _Mean:
 
     @property
     def value(self) -> float:
-        """Return the mean, or NaN."""
+        """The mean, or NaN."""
         return self._sum / self._count if self._count else float("nan")
 
 

@@ -66,8 +66,8 @@ def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statisti
     Args:
         image: `(C, *S)`. Three channels are shown as RGB, one as grey, any other number as the grey of their mean.
             One axis in S gives a strip `(1, L, 4)`, three give the middle slice along the first.
-        mean: One number, or one per channel.
-        std: One number, or one per channel.
+        mean: one number, or one per channel.
+        std: one number, or one per channel.
     """
     values = plane(wide(image))
     if mean is None and std is None:
@@ -109,9 +109,9 @@ def overlay(
         map: `(h, w)` in [0, 1], from `scale_maps`, on a grid of any size. Its values are interpolated
             bilinearly to the size of the image, and then coloured: interpolated colours would show values that are
             not there.
-        colormap: A name known to the cmap package.
-        opacity: Of the strongest values.
-        signed: Whether the map is signed; take a diverging colour map then, such as `SIGNED_COLORMAP`.
+        colormap: a name known to the cmap package.
+        opacity: of the strongest values.
+        signed: whether the map is signed; take a diverging colour map then, such as `SIGNED_COLORMAP`.
     """
     height, width = image.shape[:2]
     picture: Pixels = _painted(greys_of(image[None]), in_steps(map[None], height, width), colormap, opacity, signed)[0]
@@ -124,9 +124,9 @@ def overlays(greys: npt.NDArray[np.uint8], maps: Floats, style: Style | None = N
     Args:
         greys: `(N, H, W)`, from `greys_of`.
         maps: `(N, *S)` in any units, on a grid of any size. Of three axes, the middle slice along the first is shown.
-        style: Colour map (unless the maps are signed), opacity and scale. On a robust scale, maps of more than 64
+        style: colour map (unless the maps are signed), opacity and scale. On a robust scale, maps of more than 64
             cells a side are shrunk before.
-        signed: As for `scale_maps`.
+        signed: as for `scale_maps`.
     """
     planes, style = plane(maps), style or Style()
     if style.scale == "robust":
@@ -227,9 +227,9 @@ def input_tiles(
 
     Args:
         images: `(N, C, *S)`, as for `display_image`.
-        mean: As for `display_image`.
-        std: As for `display_image`.
-        tile_size: Pixels of the longer side.
+        mean: as for `display_image`.
+        std: as for `display_image`.
+        tile_size: pixels of the longer side.
     """
     return np.stack([tile_of(display_image(image, mean, std), tile_size) for image in images])
 
@@ -273,9 +273,9 @@ class Sheet:
         """Return the sheet with the overlays of these maps, `(height, width, 4)`; the next call draws over them.
 
         Args:
-            maps: As for `overlays`.
-            style: As for `overlays`.
-            signed: As for `scale_maps`.
+            maps: as for `overlays`.
+            style: as for `overlays`.
+            signed: as for `scale_maps`.
         """
         if len(self._right_tiles) != len(maps):
             raise ValueError(f"`maps`: expected {len(self._right_tiles)}, one for each image, but got {len(maps)}.")

@@ -68,12 +68,12 @@ class Film:
 
     @property
     def frames(self) -> list[Frame]:
-        """Return the frames, in the order of training."""
+        """The frames, in the order of training."""
         return [*self._frames, *([self._latest] if self._latest is not None and self._is_extra else [])]
 
     @property
     def _is_extra(self) -> bool:
-        """Return whether the latest frame is to be dropped once there is a later one."""
+        """Whether the latest frame is to be dropped once there is a later one."""
         return not (self._frames and self._frames[-1] is self._latest)
 
     def add_event(self, map_sets: Sequence[MapSet]) -> None:

@@ -40,9 +40,9 @@ def drawn(one: MapSet, style: Style, about: Sequence[str] = ()) -> Pixels:
     """Return the overview of a set. Signed maps have no combined map, nor has a single layer.
 
     Args:
-        one: The maps.
-        style: How they look.
-        about: What the title says of the images, but for their colours.
+        one: the maps.
+        style: how they look.
+        about: what the title says of the images, but for their colours.
     """
     signed = one.kind.signed
     layers = one.layers_of_one_input

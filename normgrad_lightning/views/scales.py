@@ -30,7 +30,7 @@ def scale_maps(maps: Floats, scale: str = Style.scale, *, signed: bool = False) 
             maximum: what is above comes out as 1. `"image"` for each map on its own as it is, `"shared"` for one
             range over all of them, which makes their strengths comparable. Without a range (a constant map; signed: a
             zero map) the result is 0 (signed: 0.5).
-        signed: Keep zero in the middle: the largest value (robust: the 99.5th percentile of absolute values), of either
+        signed: keep zero in the middle: the largest value (robust: the 99.5th percentile of absolute values), of either
             sign, comes out as 0 or 1.
     """
     check_choice("scale", scale, get_args(Scale))

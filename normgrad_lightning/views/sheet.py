@@ -32,9 +32,9 @@ def explanation_sheet(
 
     Args:
         images: `(N, C, H, W)`, as the network saw them.
-        captions: What to say of each.
+        captions: what to say of each.
         maps: `(N, *S)` by kind and layer, as in `explain`.
-        style: How it looks.
+        style: how it looks.
     """
     tiles = input_tiles(images, mean=style.mean, std=style.std, tile_size=style.tile_size)
     greys = greys_of(tiles)

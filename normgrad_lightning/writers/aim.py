@@ -19,8 +19,8 @@ class AimWriter:
     Aim has no place for arrays, and would forget how long each frame of a film is shown.
 
     Args:
-        logger: An `AimLogger`.
-        fallback_dir: The parent of `normgrad/` if Aim's repository is remote.
+        logger: an `AimLogger`.
+        fallback_dir: the parent of `normgrad/` if Aim's repository is remote.
     """
 
     where = "Aim"

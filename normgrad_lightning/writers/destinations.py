@@ -24,7 +24,7 @@ class Writer(Protocol):
     """Takes pages to one destination.
 
     Attributes:
-        where: The destination, for people.
+        where: the destination, for people.
     """
 
     where: str
@@ -57,7 +57,7 @@ def writers_for(loggers: Iterable[Any], fallback_dir: Folder) -> tuple[list[Writ
 
     Args:
         loggers: `trainer.loggers`. Nothing is created on disk here.
-        fallback_dir: The parent of `normgrad/` for a logger without a local folder.
+        fallback_dir: the parent of `normgrad/` for a logger without a local folder.
     """
     writers: list[Writer] = []
     notes: list[str] = []
