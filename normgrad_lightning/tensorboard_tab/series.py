@@ -8,10 +8,10 @@ _VALIDATION = re.compile(r"(^|[_/.-])(val|valid|validation)([_/.-]|$)", re.IGNOR
 
 
 def is_validation(tag: str) -> bool:
-    """Return whether a curve is a metric of validation."""
+    """Whether a curve is a metric of validation."""
     return bool(_VALIDATION.search(tag))
 
 
 def is_of_group(tag: str, blobs: str) -> bool:
-    """Return whether a curve comes from the callback that stored blobs under this tag."""
+    """Whether a curve comes from the callback that stored blobs under this tag."""
     return tag.startswith(f"{blobs.removesuffix(SUFFIX)}/")

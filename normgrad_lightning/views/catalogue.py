@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
@@ -13,28 +13,11 @@ from normgrad_lightning.views.film import Film
 from normgrad_lightning.views.overview import overview
 from normgrad_lightning.views.panels import panels
 from normgrad_lightning.views.patches import Patches
-from normgrad_lightning.views.pooled_batch import PooledBatch
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.tab import Tab
 
 DrawsEvent: TypeAlias = Callable[[Sequence[MapSet], Style], Page]
 """A view of one event: makes pictures, scalars or raw maps of all its map sets."""
-
-
-class CollectingView(Protocol):
-    """A view of all batches that were read since the event before.
-
-    It may also have `state_dict` and `load_state_dict`, for checkpoints.
-    """
-
-    def add(self, batch: PooledBatch, style: Style, signal: Mapping[int, float]) -> None:
-        """Take what is needed of a batch. `signal` has the classes that anything is kept of."""
-
-    def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
-        """Return what to show, of these classes, and start over; None if there is nothing.
-
-        Without a `last_page`, it is called once more at the end of training, with no map sets.
-        """
 
 
 VIEWS: dict[str, DrawsEvent | type[Any]] = {
@@ -48,8 +31,11 @@ VIEWS: dict[str, DrawsEvent | type[Any]] = {
 }
 """Every view, by name, in the order to look at: a function of an event, or a class that keeps something between events.
 
-A class has `page(map_sets, style, shown)`; with `add` it collects, and with `last_page(style)` it has a page for the
-end of training.
+A class has `page(map_sets, style, shown)`, which shows these classes and starts over, and may have more:
+
+- `add(batch, style, signal)` takes what is needed of each batch that is read, of the classes in `signal`;
+- `last_page(style)` makes a page for the end of training, in place of a call of `page` without map sets;
+- `state_dict` and `load_state_dict`, for checkpoints.
 """
 
 ON_REQUEST = ("panels",)
