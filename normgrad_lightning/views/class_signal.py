@@ -24,7 +24,7 @@ TAGGED = 24
 _EXPECTED = 3.0  # pairs of images of one class in a batch, if there were a hundred classes; ids have none
 
 
-class IdWatch:
+class IdDetector:
     """Tells classes from ids, which two images of a batch never share: such labels would make a curve for each image.
 
     A later batch in which two images share a label shows that labels are classes after all.

@@ -11,7 +11,7 @@ from typing import Any
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.views.catalogue import VIEWS, collects
-from normgrad_lightning.views.class_signal import ClassSignal, IdWatch
+from normgrad_lightning.views.class_signal import ClassSignal, IdDetector
 from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.pooled_batch import Guard, pooled_batch
 from normgrad_lightning.views.style import Style
@@ -23,7 +23,7 @@ class RunViews:
 
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {view: view() for view in VIEWS.values() if isinstance(view, type)}
-        self._signal, self._ids = ClassSignal(), IdWatch()
+        self._signal, self._ids = ClassSignal(), IdDetector()
         self["tab"].patches, self["tab"].atlas = self["patches"], self["atlas"]
 
     def __getitem__(self, name: str) -> Any:
