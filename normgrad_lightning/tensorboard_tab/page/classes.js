@@ -68,7 +68,7 @@ export class Classes {
   showVerdict(check, step) {
     if (!check) {
       this.verdict.className = "verdict";
-      return void fill(this.verdict, "Not checked yet: the check begins at step 50, where the loss is the cross-entropy of class scores; elsewhere with ", h("code", {}, "check=True"), ".");
+      return void fill(this.verdict, "Nothing is checked at this step yet. The check begins after step 50, where the loss is the cross-entropy of class scores; elsewhere with ", h("code", {}, "check=True"), ".");
     }
     const isSure = check.classes.some(({ sure }) => sure);
     this.verdict.className = `verdict${isSure ? " sure" : ""}`;

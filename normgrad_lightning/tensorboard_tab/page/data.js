@@ -2,6 +2,8 @@
 
 import { decodeEvent } from "./decode.js";
 
+const PROBE = "probe_order0"; // the maps to show unless others are chosen
+const BACK = 12; // events to look back for maps that an event does not have
 const KEPT_BYTES = 32 * 2 ** 20; // of blobs; decoded they take a few times as much
 
 /** What TensorBoard serves below an address. */
@@ -57,6 +59,7 @@ export class Store {
   constructor(data) {
     this.data = data;
     this.events = new Map();
+    this.setsOf = new Map();
     this.knownCurves = new Map();
   }
 
@@ -77,6 +80,8 @@ export class Store {
         const event = decodeEvent(buffer);
         entry.size = buffer.byteLength;
         this.dropOld();
+        if (!this.setsOf.has(source.id)) this.setsOf.set(source.id, new Set());
+        for (const { name } of event.header?.sets || []) this.setsOf.get(source.id).add(name);
         return event;
       })
       .catch((error) => {
@@ -85,6 +90,22 @@ export class Store {
       });
     this.events.set(key, entry);
     return entry.promise;
+  }
+
+  /**
+   * A promise of the event to show maps of: that of a step or, if it does not have them, the last before it that does.
+   * A probe may come at fewer events than the maps of the training batch.
+   */
+  async eventWith(source, step, name) {
+    const [event] = await Promise.all([this.event(source, step), this.event(source, source.steps[0])]);
+    const wanted = this.setsOf.get(source.id)?.has(name) ? name : PROBE;
+    if (event instanceof Error || !this.setsOf.get(source.id).has(wanted)) return event;
+    const at = source.steps.indexOf(step);
+    for (const earlier of source.steps.slice(Math.max(0, at - BACK), at + 1).reverse()) {
+      const one = await this.event(source, earlier);
+      if (!(one instanceof Error) && one.header.sets.some((set) => set.name === wanted)) return one;
+    }
+    return event;
   }
 
   dropOld() {
