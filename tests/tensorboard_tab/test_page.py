@@ -460,8 +460,11 @@ def test_an_event_without_the_probe_has_the_last_maps_of_it(browser, tmp_path):
 
 
 def test_curves_show_their_values_and_a_click_goes_to_a_step(shown):
+    shown.open(run="first", mode="images")
+    assert shown.text(".chart figcaption").startswith("Strength")
+    assert shown.text(".chart .legend").split() == ["early", "1.00", *EVIL.split(), "0.50"]
     shown.open(run="first")
-    assert shown.count(".chart") == 2
+    assert shown.count(".chart") == 3
     assert shown.text(".chart figcaption").startswith("Hot spot")
     legend = shown.text(".chart .legend")
     assert "cat 2.00" in legend

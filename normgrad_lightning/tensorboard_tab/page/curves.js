@@ -127,11 +127,11 @@ function chartsOf(runs) {
   const charts = new Map();
   runs.forEach(({ group, tags }, number) => {
     for (const [tag, points] of Object.entries(tags)) {
-      const isOurs = tag.startsWith(`${group}/`);
-      const parts = (isOurs ? tag.slice(group.length + 1) : tag).split("/");
+      const ours = [`${group}/`, `${group}_layers/`].find((start) => tag.startsWith(start));
+      const parts = tag.slice(ours?.length || 0).split("/");
       const depth = parts[0] === "check" ? 2 : 1;
-      const key = isOurs ? parts.slice(0, depth).join("/") : "validation";
-      const name = isOurs ? parts.slice(depth).join("/").replace(/^\d\d_/, "") : tag;
+      const key = ours ? parts.slice(0, depth).join("/") : "validation";
+      const name = ours ? parts.slice(depth).join("/").replace(/^\d\d_/, "") : tag;
       if (!charts.has(key)) charts.set(key, []);
       charts.get(key).push({ base: name, points, isSecond: number > 0 });
     }
