@@ -281,6 +281,13 @@ def test_the_step_slider_and_keys_choose_the_step(shown):
     shown.address_has("step=10")
     shown.press("Home")
     shown.drawn("images first 0")
+    shown.run(
+        """
+        const button = document.querySelector('[data-value=images]');
+        button.focus();
+        button.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}))"""
+    )
+    shown.drawn("images first 10")
     shown.run("const r = document.querySelector('.track input'); r.value = 1; r.dispatchEvent(new Event('input'))")
     shown.drawn("images first 10")
     shown.press("End")
