@@ -217,7 +217,8 @@ def show(figures: Figures) -> str:
     )
     more = judged(f"{start['more']:.0f} ms more", start["more"], STARTED)
     return (
-        f"{text}\n\n{table(['mode', 'the step beside is drawn', 'any step is drawn', 'heap of the page'], rows)}\n\n"
+        f"{text}\n\nA changed step is drawn, all that a screen of 1280 × 1000 pixels shows:\n\n"
+        f"{table(['mode', 'the step beside', 'any step', 'heap of the page'], rows)}\n\n"
         f"{size}; {settings['rounds']} changes each, at most {DRAWN:.0f} ms. TensorBoard starts in "
         f"{spread(start['with'], 0, ' ms')}: {more} than without the tab, at most {STARTED:.0f} ms."
     )

@@ -434,6 +434,7 @@ def test_of_two_runs_curves_are_solid_and_dashed_with_both_values(shown):
     assert shown.text(".curves h2").endswith(f"solid: first, dashed: {EVIL}")
     assert shown.count(".chart:first-child polyline.second") == 2
     assert "cat 2.00 2.00" in shown.text(".chart .legend")
+    assert shown.text(".metrics").replace("\n", " ") == f"first: val_acc 0.78 {EVIL}: val_acc 0.78"
 
 
 def test_an_event_without_the_probe_has_the_last_maps_of_it(browser, tmp_path):
