@@ -3,7 +3,7 @@
 import { decodeEvent } from "./decode.js";
 
 const PROBE = "probe_order0"; // the maps to show unless others are chosen
-const BACK = 12; // events to look back for maps that an event does not have
+const BACK = 6; // events to load in search of maps that an event does not have
 const KEPT_BYTES = 32 * 2 ** 20; // of blobs; decoded they take a few times as much
 
 /** What TensorBoard serves below an address. */
@@ -80,8 +80,7 @@ export class Store {
         const event = decodeEvent(buffer);
         entry.size = buffer.byteLength;
         this.dropOld();
-        if (!this.setsOf.has(source.id)) this.setsOf.set(source.id, new Set());
-        for (const { name } of event.header?.sets || []) this.setsOf.get(source.id).add(name);
+        this.setsAt(source).set(step, (event.header?.sets || []).map(({ name }) => name));
         return event;
       })
       .catch((error) => {
@@ -98,14 +97,25 @@ export class Store {
    */
   async eventWith(source, step, name) {
     const [event] = await Promise.all([this.event(source, step), this.event(source, source.steps[0])]);
-    const wanted = this.setsOf.get(source.id)?.has(name) ? name : PROBE;
-    if (event instanceof Error || !this.setsOf.get(source.id).has(wanted)) return event;
-    const at = source.steps.indexOf(step);
-    for (const earlier of source.steps.slice(Math.max(0, at - BACK), at + 1).reverse()) {
+    const known = this.setsAt(source);
+    const all = [...known.values()].flat();
+    const wanted = all.includes(name) ? name : PROBE;
+    if (event instanceof Error || !all.includes(wanted)) return event;
+    let left = BACK;
+    for (let at = source.steps.indexOf(step); at >= 0 && left > 0; at--) {
+      const earlier = source.steps[at];
+      if (!known.has(earlier)) left--;
+      else if (!known.get(earlier).includes(wanted)) continue;
       const one = await this.event(source, earlier);
-      if (!(one instanceof Error) && one.header.sets.some((set) => set.name === wanted)) return one;
+      if (known.get(earlier)?.includes(wanted)) return one;
     }
     return event;
+  }
+
+  /** The names of the sets of maps of each event that was loaded, by step. */
+  setsAt({ id }) {
+    if (!this.setsOf.has(id)) this.setsOf.set(id, new Map());
+    return this.setsOf.get(id);
   }
 
   dropOld() {

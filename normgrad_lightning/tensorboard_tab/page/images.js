@@ -62,7 +62,7 @@ export function kindOptions(...events) {
   const several = new Set(sets.map(({ source }) => source)).size > 1;
   return sets.map(({ name, kind, meaning, source }) => [
     name,
-    `${kind.replace("_", " ").replace("order0", "order 0").replace("order1", "order 1")}${several ? ` of the ${source}` : ""}: ${meaning}`,
+    `${kind.replace("_", " ").replace("order0", "order 0").replace("order1", "order 1")}${several ? `, ${source}` : ""}: ${meaning}`,
   ]);
 }
 
