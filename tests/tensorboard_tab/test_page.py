@@ -355,6 +355,8 @@ def test_controls_of_classes(shown):
     shown.set("beside", 1)
     heads = shown.run("return [...document.querySelectorAll('.class:first-child h3')].map((h) => h.innerText)")
     assert heads == ["step 0", "step 100"]
+    assert shown.count(".class:first-child .row .atlas canvas") == 4  # the atlas of each step
+    assert shown.count(".class:first-child .facts .atlas") == 0
     shown.set("map", "01_last")
     assert shown.count(".class:first-child .patches .patch") == 2
     shown.set("order", "name")
