@@ -205,14 +205,15 @@ class Check:
 
 
 class _Detail(NamedTuple):
-    """How patches are stored: pixels of the longer side of a whole image and of a crop, cells of that of a map."""
+    """How patches are stored: pixels of the longer side of an image and of a crop, cells of a map, of a layer's map."""
 
     whole: int
     crop: int
     cells: int
+    cells_of_layer: int
 
 
-_FEW, _MANY = _Detail(LARGEST_WHOLE, 72, 28), _Detail(128, 56, 16)
+_FEW, _MANY = _Detail(LARGEST_WHOLE, 72, 28, 14), _Detail(112, 56, 16, 10)
 
 
 def encode_event(
@@ -319,7 +320,7 @@ def _patches(name: str, row: Sequence[Patch], detail: _Detail, parts: Parts) -> 
             "image": None if patch.image is None else parts.add(jpeg(patch.image, detail.whole, _QUALITY)),
             "map": None if patch.map is None else parts.add_maps(coarse(patch.map[None], detail.cells)),
             "layers": [
-                {"name": of, "maps": parts.add_maps(coarse(plane[None], detail.cells))}
+                {"name": of, "maps": parts.add_maps(coarse(plane[None], detail.cells_of_layer))}
                 for of, plane in patch.layers.items()
             ],
         }

@@ -14,4 +14,5 @@ def is_validation(tag: str) -> bool:
 
 def is_of_group(tag: str, blobs: str) -> bool:
     """Whether a curve comes from the callback that stored blobs under this tag."""
-    return tag.startswith(f"{blobs.removesuffix(SUFFIX)}/")
+    group = blobs.removesuffix(SUFFIX)
+    return tag.startswith((f"{group}/", f"{group}_layers/"))

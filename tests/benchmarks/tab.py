@@ -82,12 +82,17 @@ def event(step, classes, patches, kinds, with_images, seed=0):
         for shift, name in enumerate(("combined", "last")):
             shifted = [np.roll(whole, (8 * number, 8 * shift), (0, 1)) for whole in wholes]
             rows[name] = [
-                Patch(9.0, step, (0.1, 0.1, 0.4, 0.4), whole[:67, :67], whole, rng.random((28, 28)))
+                Patch(9.0, step, (0.1, 0.1, 0.4, 0.4), whole[:67, :67], whole, rng.random((28, 28)), coarse_layers(rng))
                 for whole in shifted
             ]
         atlas = {name: Atlas(rng.random((28, 28)), rng.random((28, 28)) + 0.5, 1.5) for name in rows}
         views.append(ClassView(f"class {number}", 100, rows, atlas))
     return encode_event(step, [images], maps, views)
+
+
+def coarse_layers(rng):
+    """Maps of five layers, as a patch keeps them."""
+    return {f"layer{i}": rng.random((min(side, 28),) * 2) for i, side in enumerate(GRIDS)}
 
 
 def patches_of(classes: int) -> int:
@@ -212,7 +217,8 @@ def show(figures: Figures) -> str:
     )
     more = judged(f"{start['more']:.0f} ms more", start["more"], STARTED)
     return (
-        f"{text}\n\n{table(['mode', 'the step beside is drawn', 'any step is drawn', 'heap of the page'], rows)}\n\n"
+        f"{text}\n\nA changed step is drawn, all that a screen of 1280 × 1000 pixels shows:\n\n"
+        f"{table(['mode', 'the step beside', 'any step', 'heap of the page'], rows)}\n\n"
         f"{size}; {settings['rounds']} changes each, at most {DRAWN:.0f} ms. TensorBoard starts in "
         f"{spread(start['with'], 0, ' ms')}: {more} than without the tab, at most {STARTED:.0f} ms."
     )

@@ -102,6 +102,7 @@ def event(step):
 
 def page(step, tag=TAG):
     curves = {f"normgrad/hot_spot/{EVIL}": 1.0 + step, "normgrad/hot_spot/cat": 2.0, "val_acc": step / 128}
+    curves |= {f"normgrad_layers/energy/0{n}_net.{name}": 2.0**-n for n, name in enumerate(("early", EVIL))}
     return Page(step, scalars=curves if tag == TAG else {}, blobs={tag: event(step)})
 
 

@@ -222,8 +222,8 @@ def scalars(step, planted):
         found[f"normgrad/hot_spot/{name}"] = 1.2 + (3 if rests else 0.3) * progress + 0.1 * rng.random()
         found[f"normgrad/part_of_signal/{name}"] = 1 / 6 + 0.02 * rng.normal()
     for depth, name in enumerate(GRIDS):
-        found[f"normgrad/concentration/{depth:02d}_{name}"] = 0.5 - 0.1 * depth * progress
-        found[f"normgrad/energy/{depth:02d}_{name}"] = 10.0 ** -(depth + progress)
+        found[f"normgrad_layers/concentration/{depth:02d}_{name}"] = 0.5 - 0.1 * depth * progress
+        found[f"normgrad_layers/energy/{depth:02d}_{name}"] = 10.0 ** -(depth + progress)
     found["normgrad/cost"] = 0.004 + 0.02 / (1 + step)
     return found
 

@@ -73,7 +73,8 @@ def test_an_event_is_served_as_it_was_stored(address, run):
 
 def test_curves_are_ours_and_those_of_validation(address):
     curves = json.loads(ask(address, "curves", run="first", tag=TAG)[1])
-    assert set(curves) == {f"normgrad/hot_spot/{EVIL}", "normgrad/hot_spot/cat", "val_acc"}
+    layers = {"normgrad_layers/energy/00_net.early", f"normgrad_layers/energy/01_net.{EVIL}"}
+    assert set(curves) == {f"normgrad/hot_spot/{EVIL}", "normgrad/hot_spot/cat", "val_acc", *layers}
     assert curves["normgrad/hot_spot/cat"] == [[step, 2.0] for step in STEPS]
 
 

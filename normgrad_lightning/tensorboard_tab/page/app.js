@@ -112,10 +112,12 @@ class App {
     const at = this.indexOf(source.steps);
     const step = source.steps[at];
     this.run.setOptions(this.sources.map(({ id, name }) => [id, name]), source.id);
-    fill(this.metrics, Object.entries(source.metrics).slice(0, 6).map(([tag, value]) => h("span", {}, `${tag} `, h("b", {}, short(value)))));
     this.slider.update(source.steps, at);
     const name = this.modes[this.state.get("mode")] ? this.state.get("mode") : "classes";
     const mode = this.modes[name];
+    const other = name === "compare" ? this.modes.compare.otherSource(source, this.sources) : null;
+    const sources = other ? [source, other] : [source];
+    fill(this.metrics, sources.map((one) => metricsOf(one, sources.length > 1 ? `${one.name}: ` : "")));
     if (this.shown !== mode) {
       this.shown = mode;
       fill(this.toolbar, mode.toolbar);
@@ -125,7 +127,7 @@ class App {
       await mode.draw({ store: this.store, source, sources: this.sources, step, isCurrent });
       if (!isCurrent()) return;
       this.say();
-      await this.drawCurves(name, source, step, isCurrent);
+      await this.drawCurves(name, sources, step, isCurrent);
     } catch (error) {
       if (!isCurrent()) return;
       this.say("This step cannot be shown.", String(error.message || error));
@@ -137,11 +139,9 @@ class App {
     }
   }
 
-  async drawCurves(name, source, step, isCurrent) {
-    const other = name === "compare" ? this.modes.compare.otherSource(source, this.sources) : null;
-    const sources = other ? [source, other] : [source];
+  async drawCurves(name, sources, step, isCurrent) {
     const runs = await Promise.all(sources.map(async (one) => ({ name: one.name, group: one.group, version: one.version, tags: await this.store.curves(one) })));
-    if (isCurrent()) this.curves.update(runs, source.steps, step, name === "images" ? "layers" : "classes");
+    if (isCurrent()) this.curves.update(runs, sources[0].steps, step, name === "images" ? "layers" : "classes");
   }
 
   say(title = "", more = "") {
@@ -164,4 +164,10 @@ class App {
     this.shown = null;
     this.element.dataset.drawn = "empty";
   }
+}
+
+/** The last validation metrics of a run, if there are any. */
+function metricsOf({ metrics }, whose) {
+  const found = Object.entries(metrics).slice(0, 6);
+  return found.length ? h("span", {}, whose, found.map(([tag, value]) => h("span", {}, `${tag} `, h("b", {}, short(value))))) : null;
 }

@@ -9,6 +9,7 @@ import { drawImage, drawMap, drawNothing, greysOf, outline, sized, tileSize } fr
 const MAP_NAMES = { combined: "all layers combined", last: "last layer" };
 const BRIGHTEST = 4; // of a mean map, in units of its mean
 const LARGEST_LIFT = 8;
+const HOT = 3; // a lift that is printed bold
 
 /** The mode for classes. */
 export class Classes {
@@ -68,7 +69,7 @@ export class Classes {
   showVerdict(check, step) {
     if (!check) {
       this.verdict.className = "verdict";
-      return void fill(this.verdict, "Not checked yet: the check begins at step 50, where the loss is the cross-entropy of class scores; elsewhere with ", h("code", {}, "check=True"), ".");
+      return void fill(this.verdict, "Nothing is checked at this step yet. The check begins after step 50, where the loss is the cross-entropy of class scores; elsewhere with ", h("code", {}, "check=True"), ".");
     }
     const isSure = check.classes.some(({ sure }) => sure);
     this.verdict.className = `verdict${isSure ? " sure" : ""}`;
@@ -78,19 +79,18 @@ export class Classes {
 
   card(one, checked, largest, map, event, rows, step) {
     const isBeside = rows.length > 1;
-    const atlas = one.atlas.find((candidate) => candidate.map === map) || one.atlas[0];
     const count = rows.find((row) => row.step === step)?.patches;
     const about = count ? `${count.items.length} ${count.items.length === 1 ? "patch" : "patches"} of ${one.seen} ${one.seen === 1 ? "image" : "images"}` : "";
     return h(
       `section.class${checked?.sure ? ".sure" : ""}`,
       { "data-class": one.name, "aria-label": `Class ${one.name}` },
       h("header", {}, h("h2", {}, one.name), checked?.sure ? h("span.badge", {}, "rests on one place") : null, h("small", {}, about)),
-      h("div.facts", {}, checked ? checkOf(checked, largest, checked.sentence === event.header.check.sentence) : null, h("div.atlas", {}, atlas ? this.atlas(atlas, event) : null)),
+      h("div.facts", {}, checked ? checkOf(checked, largest, checked.sentence === event.header.check.sentence) : null, isBeside ? null : this.atlas(one.name, map, event)),
       h(
         `div.rows${isBeside ? ".beside" : ""}`,
         {},
         checked && !isBeside ? this.proof(checked, event) : null,
-        rows.map((row) => h("div.row", {}, isBeside ? h(`h3${row.step === step ? ".now" : ""}`, {}, `step ${stepText(row.step)}`) : null, this.patches(one, row, map, isBeside))),
+        rows.map((row) => h("div.row", {}, isBeside ? [h(`h3${row.step === step ? ".now" : ""}`, {}, `step ${stepText(row.step)}`), this.atlas(one.name, map, row.event)] : null, this.patches(one, row, map, isBeside))),
       ),
     );
   }
@@ -138,8 +138,11 @@ export class Classes {
     return holder;
   }
 
-  /** The mean map of a class, and its lift over the others. */
-  atlas(atlas, event) {
+  /** The mean map of a class at an event, and its lift over the others. */
+  atlas(name, map, event) {
+    const known = event?.header.classes.find((one) => one.name === name)?.atlas || [];
+    const atlas = known.find((candidate) => candidate.map === map) || known[0];
+    if (!atlas) return null;
     const tile = (map, change, colormap, label, title) => {
       const canvas = sized(h("canvas"), tileSize(map.width / map.height, 88));
       const paint = () => drawMap(canvas, mapped(map, change), new Uint8Array(canvas.width * canvas.height), { colormap, opacity: 1 }, false);
@@ -150,10 +153,12 @@ export class Classes {
     const [lift] = event.maps(atlas.lift);
     const bright = (value) => Math.min(Math.max(value / BRIGHTEST, 0), 1);
     const lifted = (value) => Math.min(Math.max(0.5 + Math.log(Math.max(value, 1e-6)) / (2 * Math.log(LARGEST_LIFT)), 0), 1);
-    return [
+    return h(
+      "div.atlas",
+      {},
       mean ? tile(mean, bright, "inferno", "mean map", "Where its images have their signal, on average") : null,
-      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? `lift: up to ${short(atlas.spot, 1)} ×` : "lift", "Lift: its mean map divided by that of all classes. A mark at a fixed place is a red spot") : null,
-    ];
+      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? h(atlas.spot >= HOT ? "b" : "span", {}, `lift: up to ${short(atlas.spot, 1)} ×`) : "lift", "Lift: its mean map divided by that of all classes. A mark at a fixed place is a red spot") : null,
+    );
   }
 
   item(one, patch, number, patches, map, event, thumbnail) {

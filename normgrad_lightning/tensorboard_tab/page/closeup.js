@@ -13,12 +13,13 @@ export class Closeup {
     this.row = h("div.neighbours", { role: "group", "aria-label": "Neighbours" });
     this.beside = 1;
     this.opacity = h("input", { type: "range", min: 0, max: 1, step: 0.05, "aria-label": "Opacity of the map", oninput: () => this.draw() });
+    this.control = h("label.control", {}, h("span", {}, "Opacity"), this.opacity);
     const button = (label, text, act) => h("button", { type: "button", "aria-label": label, onclick: act }, text);
     this.element = h(
       "dialog.closeup",
       { "aria-label": "Close-up" },
       h("header", {}, this.title, button("Image before", "‹", () => this.move(-1)), button("Next image", "›", () => this.move(1)), button("Close", "×", () => this.element.close())),
-      h("div.content", {}, h("div", {}, this.views, this.others), h("aside", {}, this.facts, h("label.control", {}, h("span", {}, "Opacity"), this.opacity))),
+      h("div.content", {}, h("div", {}, this.views, this.others), h("aside", {}, this.facts, this.control)),
       this.row,
     );
     this.element.addEventListener("keydown", (event) => {
@@ -58,7 +59,7 @@ export class Closeup {
     this.at = at;
     const { title, facts } = this.items[at];
     fill(this.title, title);
-    fill(this.facts, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    fill(this.facts, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
     this.showViews();
     [...this.row.children].forEach((child, number) => child.setAttribute("aria-current", String(number === at)));
     this.row.children[at]?.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -69,6 +70,7 @@ export class Closeup {
     const { views, aspect } = this.items[this.at];
     const beside = Math.min(this.beside, views.length - 1);
     const maps = views.length > 2 ? views.slice(1) : [];
+    this.control.hidden = !beside;
     const aside = window.innerWidth < 900 ? 0 : 260; // else the facts are below
     const room = Math.min(window.innerWidth - 100 - aside, 2 * 560) / (beside ? 2 : 1);
     const side = Math.max(160, Math.min(room, 560, window.innerHeight - (maps.length ? 380 : 240)));

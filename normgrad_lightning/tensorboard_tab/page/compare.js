@@ -36,22 +36,23 @@ export class Compare {
     const by = this.state.get("by");
     this.by.update();
     const other = this.otherSource(source, sources) || source;
-    const event = await store.event(source, step);
+    const kind = this.state.get("kind");
+    const event = await store.eventWith(source, step, kind);
     const step2 = by === "step" ? this.stepBeside(source) : nearest(other.steps, step);
-    const event2 = await store.event(other, step2);
+    const event2 = await store.eventWith(other, step2, kind);
     if (!isCurrent()) return;
     for (const one of [event, event2]) if (one instanceof Error) throw one;
     this.look.update([...event.header.sets, ...event2.header.sets]);
-    const set = chosenSet(event, this.state.get("kind"));
+    const set = chosenSet(event, kind);
     if (!set) return void fill(this.table, h("p.empty", {}, "This event has no maps."));
     const sets2 = by === "kind" ? event.header.sets.filter((one) => one.source === set.source && one.name !== set.name) : [];
     const set2 = by === "kind" ? sets2.find((one) => one.name === this.state.get("kind2")) || sets2[0] : event2.header.sets.find((one) => one.name === set.name);
     this.showControls(by, event, source, sources, other, set, sets2, set2, step2);
-    const same = { event, set, source, name: `step ${stepText(step)}` };
+    const same = { event, set, source };
     if (!set2 || (by === "run" && other === source)) return void fill(this.table, h("p.empty", {}, NOTHING[by]));
     const sides = [
-      { ...same, name: { step: `step ${stepText(step)}`, run: source.name, kind: set.name }[by] },
-      { event: event2, set: set2, source: other, name: { step: `step ${stepText(step2)}`, run: other.name, kind: set2.name }[by] },
+      { ...same, name: { step: `step ${stepText(stepOf(event))}`, run: source.name, kind: set.name }[by] },
+      { event: event2, set: set2, source: other, name: { step: `step ${stepText(stepOf(event2))}`, run: other.name, kind: set2.name }[by] },
     ];
     if (by === "step" && step2 < step) sides.reverse(); // time goes from left to right
     for (const side of sides) {
@@ -59,7 +60,9 @@ export class Compare {
       side.pictures = await Promise.all(side.jpegs.map(({ picture }) => picture()));
     }
     if (!isCurrent()) return;
-    this.show(sides, step2 === step || by !== "run" ? "" : ` The nearest step of ${other.name} is ${stepText(step2)}.`);
+    const steps = sides.map(({ event: one }) => stepOf(one));
+    const remark = steps.every((one) => one === step) ? "" : ` Maps of ${steps.map((one) => `step ${stepText(one)}`).join(" and ")}.`;
+    this.show(sides, by === "run" ? remark : "");
   }
 
   stepBeside(source) {
@@ -149,6 +152,11 @@ const NOTHING = {
   run: "There is no second run with maps of this kind. Put several runs below TensorBoard's --logdir.",
   kind: "This event has no second kind of maps of these images. Order 1, contrast and Grad-CAM are flags of the callback.",
 };
+
+/** The step that the maps of an event are of. */
+function stepOf(event) {
+  return event.header.maps_step ?? event.step;
+}
 
 function areEqual(bytes, others) {
   return Boolean(bytes && others && bytes.length === others.length && bytes.every((value, i) => value === others[i]));

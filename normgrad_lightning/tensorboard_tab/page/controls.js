@@ -53,11 +53,11 @@ export function toggle(state, name, label) {
 /** Buttons of which one is chosen. */
 export function choice(state, name, label, options) {
   const buttons = options.map(([value, text]) =>
-    h("button", { type: "button", role: "tab", "data-value": value, onclick: () => state.set({ [name]: value }) }, text),
+    h("button", { type: "button", "data-value": value, onclick: () => state.set({ [name]: value }) }, text),
   );
-  const holder = h("div.choice", { role: "tablist", "aria-label": label }, buttons);
+  const holder = h("div.choice", { role: "group", "aria-label": label }, buttons);
   holder.update = () => {
-    for (const button of buttons) button.setAttribute("aria-selected", String(button.dataset.value === state.get(name)));
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.value === state.get(name)));
   };
   holder.update();
   return holder;

@@ -57,7 +57,7 @@ export class Curves {
       const rest = boxes.slice(6);
       fill(
         this.element,
-        boxes.length ? h("h2", {}, "Curves", h("small", {}, " a click goes to that step")) : null,
+        boxes.length ? h("h2", {}, "Curves", h("small", {}, ` a click goes to that step${runs.length > 1 ? `; solid: ${runs[0].name}, dashed: ${runs[1].name}` : ""}`)) : null,
         h("div.charts", {}, first),
         rest.length ? h("details", {}, h("summary", {}, `${rest.length} more`), h("div.charts", {}, rest)) : null,
       );
@@ -80,7 +80,8 @@ export class Curves {
     let high = Math.max(...values);
     if (!(high > low)) [low, high] = [low - 0.5, high + 0.5];
     const y = (value) => HEIGHT - BOTTOM - ((change(value) - low) / (high - low)) * (HEIGHT - BOTTOM - 8);
-    const names = shortNames(lines.map(({ name }) => name));
+    const bases = [...new Set(lines.map(({ base }) => base))];
+    const names = shortNames(bases);
     const title = TITLES[key] || key;
     const text = (value, digits = 2) => (SHARES.has(key) && Number.isFinite(value) ? `${short(100 * value, 1)} %` : short(value, digits));
     const back = log ? (value) => 10 ** value : (value) => value;
@@ -93,22 +94,15 @@ export class Curves {
       ]),
       steps.length > 1 ? [svg("text", { x: LEFT, y: HEIGHT - 4 }, `step ${stepText(steps[0])}`), svg("text", { x: WIDTH - 2, y: HEIGHT - 4, "text-anchor": "end" }, stepText(steps[steps.length - 1]))] : [],
       svg("line", { class: "now", y1: 0, y2: HEIGHT - BOTTOM }),
-      lines.map(({ points, isSecond }, number) =>
+      lines.map(({ points, base, isSecond }) =>
         svg("polyline", {
-          class: `curve s${colourOf(lines, number)}${isSecond ? " second" : ""}`,
+          class: `curve s${bases.indexOf(base) % COLOURS}${isSecond ? " second" : ""}`,
           points: points.filter((point) => Number.isFinite(point[1])).map(([step, value]) => `${placeOf(step, steps).toFixed(1)},${y(value).toFixed(1)}`).join(" "),
         }),
       ),
     );
-    const legend = h(
-      "div.legend",
-      {},
-      lines.length > 1 || names[0]
-        ? lines.map(({ points, isSecond }, number) =>
-            h(`span.key.s${colourOf(lines, number)}${isSecond ? ".second" : ""}`, {}, h("i"), names[number] || key, " ", h("b", { "data-line": number }, "")),
-          )
-        : h("span.key.s0", {}, h("i"), h("b", { "data-line": 0 }, "")),
-    );
+    const valuesOf = (base) => lines.flatMap((line, number) => (line.base === base ? [" ", h("b", { "data-line": number, class: line.isSecond ? "second" : null }, "")] : []));
+    const legend = h("div.legend", {}, bases.map((base, number) => h(`span.key.s${number % COLOURS}`, {}, h("i"), bases.length > 1 || names[0] ? names[number] || key : "", valuesOf(base))));
     const read = (step) => {
       for (const shown of legend.querySelectorAll("b")) fill(shown, text(valueNear(lines[Number(shown.dataset.line)].points, step)));
     };
@@ -131,23 +125,18 @@ export class Curves {
 /** Curves by chart: the part of their tag behind the group, without the class or layer. */
 function chartsOf(runs) {
   const charts = new Map();
-  runs.forEach(({ group, tags, name: run }, number) => {
+  runs.forEach(({ group, tags }, number) => {
     for (const [tag, points] of Object.entries(tags)) {
-      const isOurs = tag.startsWith(`${group}/`);
-      const parts = (isOurs ? tag.slice(group.length + 1) : tag).split("/");
+      const ours = [`${group}/`, `${group}_layers/`].find((start) => tag.startsWith(start));
+      const parts = tag.slice(ours?.length || 0).split("/");
       const depth = parts[0] === "check" ? 2 : 1;
-      const key = isOurs ? parts.slice(0, depth).join("/") : "validation";
-      const name = isOurs ? parts.slice(depth).join("/").replace(/^\d\d_/, "") : tag;
+      const key = ours ? parts.slice(0, depth).join("/") : "validation";
+      const name = ours ? parts.slice(depth).join("/").replace(/^\d\d_/, "") : tag;
       if (!charts.has(key)) charts.set(key, []);
-      charts.get(key).push({ name: runs.length > 1 ? `${name} ${run}`.trim() : name, base: name, points, isSecond: number > 0 });
+      charts.get(key).push({ base: name, points, isSecond: number > 0 });
     }
   });
   return charts;
-}
-
-function colourOf(lines, number) {
-  const names = [...new Set(lines.map(({ base }) => base))];
-  return names.indexOf(lines[number].base) % COLOURS;
 }
 
 /** Where a step is drawn: events are evenly spaced, as on the slider. */

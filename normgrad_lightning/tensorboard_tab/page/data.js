@@ -2,6 +2,8 @@
 
 import { decodeEvent } from "./decode.js";
 
+const PROBE = "probe_order0"; // the maps to show unless others are chosen
+const BACK = 6; // events to load in search of maps that an event does not have
 const KEPT_BYTES = 32 * 2 ** 20; // of blobs; decoded they take a few times as much
 
 /** What TensorBoard serves below an address. */
@@ -57,6 +59,7 @@ export class Store {
   constructor(data) {
     this.data = data;
     this.events = new Map();
+    this.setsOf = new Map();
     this.knownCurves = new Map();
   }
 
@@ -77,6 +80,7 @@ export class Store {
         const event = decodeEvent(buffer);
         entry.size = buffer.byteLength;
         this.dropOld();
+        this.setsAt(source).set(step, (event.header?.sets || []).map(({ name }) => name));
         return event;
       })
       .catch((error) => {
@@ -85,6 +89,33 @@ export class Store {
       });
     this.events.set(key, entry);
     return entry.promise;
+  }
+
+  /**
+   * A promise of the event to show maps of: that of a step or, if it does not have them, the last before it that does.
+   * A probe may come at fewer events than the maps of the training batch.
+   */
+  async eventWith(source, step, name) {
+    const [event] = await Promise.all([this.event(source, step), this.event(source, source.steps[0])]);
+    const known = this.setsAt(source);
+    const all = [...known.values()].flat();
+    const wanted = all.includes(name) ? name : PROBE;
+    if (event instanceof Error || !all.includes(wanted)) return event;
+    let left = BACK;
+    for (let at = source.steps.indexOf(step); at >= 0 && left > 0; at--) {
+      const earlier = source.steps[at];
+      if (!known.has(earlier)) left--;
+      else if (!known.get(earlier).includes(wanted)) continue;
+      const one = await this.event(source, earlier);
+      if (known.get(earlier)?.includes(wanted)) return one;
+    }
+    return event;
+  }
+
+  /** The names of the sets of maps of each event that was loaded, by step. */
+  setsAt({ id }) {
+    if (!this.setsOf.has(id)) this.setsOf.set(id, new Map());
+    return this.setsOf.get(id);
   }
 
   dropOld() {

@@ -56,13 +56,13 @@ export function chosenSet(event, name) {
   return sets.find((set) => set.name === name) || sets.find((set) => set.name === "probe_order0") || sets[0];
 }
 
-/** What a select offers for the kinds of maps of an event. */
-export function kindOptions(event) {
-  const places = { batch: "training batch" };
-  const several = new Set(event.header.sets.map(({ source }) => source)).size > 1;
-  return event.header.sets.map(({ name, kind, meaning, source }) => [
+/** What a select offers for the kinds of maps of these events. */
+export function kindOptions(...events) {
+  const sets = [...new Map(events.flatMap((event) => event.header?.sets || []).map((set) => [set.name, set])).values()];
+  const several = new Set(sets.map(({ source }) => source)).size > 1;
+  return sets.map(({ name, kind, meaning, source }) => [
     name,
-    `${kind.replace("_", " ").replace("order0", "order 0").replace("order1", "order 1")}: ${meaning}${several ? ` (${places[source] || source})` : ""}`,
+    `${kind.replace("_", " ").replace("order0", "order 0").replace("order1", "order 1")}${several ? `, ${source}` : ""}: ${meaning}`,
   ]);
 }
 
@@ -184,16 +184,17 @@ export class ImagesMode {
   }
 
   async draw({ store, source, step, isCurrent }) {
-    const event = await store.event(source, step);
+    const event = await store.eventWith(source, step, this.state.get("kind"));
     if (!isCurrent()) return;
     if (event instanceof Error) throw event;
+    const here = await store.event(source, step);
     this.look.update(event.header.sets);
     const set = chosenSet(event, this.state.get("kind"));
     if (!set) return void fill(this.table, h("p.empty", {}, "This event has no maps."));
-    this.kind.setOptions(kindOptions(event), set.name);
+    this.kind.setOptions(kindOptions(event, here), set.name);
     const pictures = await store.pictures(source, event, set);
     if (!isCurrent()) return;
-    this.show(event, set, pictures);
+    this.show(event, set, pictures, step);
   }
 
   /** Compute what the next step will show first, when there is time. */
@@ -208,7 +209,7 @@ export class ImagesMode {
     requestIdleCallback(() => ahead(0));
   }
 
-  show(event, set, pictures) {
+  show(event, set, pictures, step) {
     const aspect = aspectOf(event, set, pictures);
     this.aspect = aspect;
     const columns = columnsOf(event, set, this.look, aspect);
@@ -216,9 +217,9 @@ export class ImagesMode {
     const count = Math.max(pictures.length, ...columns.map((column) => column.count));
     const heads = ["image", ...shortHeads(columns)];
     const images = event.header.images[set.images];
-    const earlier = event.header.maps_step;
-    const when = Number.isInteger(earlier) ? `step ${stepText(earlier)}, the last with maps` : "this step";
-    const where = set.source.startsWith("probe") ? `The same images at every step (probe)${when === "this step" ? "" : `; maps of ${when}`}` : `Images of the training batch of ${when}`;
+    const stepOfMaps = event.header.maps_step ?? event.step;
+    const when = stepOfMaps === step ? "this step" : `step ${stepText(stepOfMaps)}, the last with these`;
+    const where = set.source.startsWith("probe") ? `The same images at every step (probe)${stepOfMaps === step ? "" : `; maps of ${when}`}` : `Images of the training batch of ${when}`;
     fill(this.note, `${where}${images ? `, ${COLOURS[images.colours] || images.colours}` : ""}. ${(set.meaning[0] || "").toUpperCase()}${set.meaning.slice(1)}`, set.signed ? "." : [": weak ", legend(this.state.get("colors")), " strong."]);
     this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
     this.jobs = [];

@@ -57,7 +57,7 @@ export class StepSlider {
   }
 
   key(event) {
-    const inControl = event.target.closest("input:not([type=checkbox]), select, textarea, dialog, [role=tablist]");
+    const inControl = event.target.closest("input:not([type=checkbox]), select, textarea, dialog");
     if (inControl || event.altKey || event.ctrlKey || event.metaKey) return;
     const act = { ArrowLeft: () => this.move(-1), ArrowRight: () => this.move(1), Home: () => this.go(0), End: () => this.go(Infinity) }[event.key];
     if (!act) return;
