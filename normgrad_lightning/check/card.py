@@ -62,7 +62,7 @@ def check_page(checks: Mapping[int, ClassCheck], style: Style, namer: TagNamer, 
         if (value := values[label]) is not None
     }
     picture = check_card(list(checks.values()), style, seen)
-    tag = f"{namer.group}/2b_check/0_what_classes_rest_on"
+    tag = f"{namer.group}/2_check/0_what_classes_rest_on"
     return Page(namer.step, [Picture(tag, jpeg(picture, 90), *picture.shape[:2])], scalars)
 
 

@@ -116,7 +116,7 @@ def test_it_tells_what_the_classes_rest_on(tmp_path, caplog):
     assert f"raises their loss from {dog.plain:.2f} to {dog.covered:.2f}" in said[-1]
     events = EventAccumulator(trainer.log_dir)
     events.Reload()
-    assert "normgrad/2b_check/0_what_classes_rest_on" in events.Tags()["images"]
+    assert "normgrad/2_check/0_what_classes_rest_on" in events.Tags()["images"]
     assert {f"normgrad/check/{of}/{name}" for of in ("covered", "pasted") for name in ("cat", "dog")} <= set(
         events.Tags()["scalars"]
     )
@@ -351,7 +351,7 @@ def test_what_is_found_after_the_last_event_is_shown_at_the_end(tmp_path, caplog
     assert 50 < known.step < 63
     events = EventAccumulator(trainer.log_dir)
     events.Reload()
-    (*_, last) = events.Images("normgrad/2b_check/0_what_classes_rest_on")
+    (*_, last) = events.Images("normgrad/2_check/0_what_classes_rest_on")
     curves = {of: events.Scalars(f"normgrad/check/{of}/dog")[-1] for of in ("covered", "pasted")}
     assert {last.step, *(one.step for one in curves.values())} == {62}
     assert curves["covered"].value == pytest.approx(known.covered_difference, rel=1e-5)
