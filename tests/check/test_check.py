@@ -154,7 +154,7 @@ def test_what_is_typical_of_other_classes_is_removed():
     torch.testing.assert_close(typical.removed(other_grid[:1], [0])[0], expected)
 
 
-def test_the_strongest_tenth_must_tell_more():
+def test_the_strongest_tenth_must_tell_more_and_surer():
     def found(form, difference):
         tally = Tally()
         for _ in range(FEW):
@@ -163,6 +163,9 @@ def test_the_strongest_tenth_must_tell_more():
 
     assert [found("square", value) for value in (1.1, 1.3, 2.1)] == [False, True, True]
     assert [found("tenth", value) for value in (1.1, 1.3, 2.1)] == [False, False, True]
+    for form, enough in (("square", 3), ("tenth", 4)):
+        errors = [rests(one_class(covered=5.0, pasted=5.0, error=5.0 / of, form=form)) for of in (enough - 0.1, enough)]
+        assert errors == [False, True]
 
 
 def test_the_sentence_says_what_was_measured():
