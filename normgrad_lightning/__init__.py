@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from normgrad_lightning.tensorboard_tab.report import show_report as show_report
     from normgrad_lightning.writers.own_loop import log_maps as log_maps
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "NormGrad": "hooks.recorder",

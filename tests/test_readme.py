@@ -73,7 +73,8 @@ def test_the_passes_for_given_images_run_as_written():
 
 
 def configs():
-    return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)]
+    pages = README + PAGES["examples/README.md"]
+    return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", pages, flags=re.DOTALL)]
 
 
 def test_its_config_files_make_the_callback():

@@ -27,6 +27,7 @@ class CandidateLayer:
         image_grid: the size of the images; None if none were recognised.
         weighted: how many layers with their own weights it is made of.
         returns: whether it gives as many locations as it was given: what is inside may have left the grid in between.
+        channels: how many numbers it gives for each location.
         tensor: a number for the tensor; layers that pass it on unchanged share it.
         position: where in the network the tensor stands; None if autograd's graph does not show it.
         is_dead_end: whether the graph shows that what the network gives does not depend on it.
@@ -38,6 +39,7 @@ class CandidateLayer:
     image_grid: tuple[int, ...] | None
     weighted: int
     returns: bool
+    channels: int
     tensor: int
     position: GraphPosition | None = None
     is_dead_end: bool = False
@@ -46,7 +48,7 @@ class CandidateLayer:
     def is_out_of_order(self) -> bool:
         """Whether all that is learned goes through tokens that are not in the order of the image's rows."""
         position = self.position
-        if position is None or not self.layout.is_tokens or not position.comes_from_images:
+        if position is None or not self.layout.is_guessed or not position.comes_from_images:
             return False
         return not position.bypass and not position.keeps_order
 
@@ -103,7 +105,10 @@ class CandidateLayers:
             self._tensors += 1
             self._last_tensor = (weakref.ref(t), now)
         weighted = sum(has_own_weights(part) for path, part in layer.named_modules() if "parametrizations" not in path)
-        candidate = CandidateLayer(name, layer, layout, weighted=weighted, tensor=self._tensors, **seen)
+        channels = t.shape[-1 if layout.channels_last else 1]
+        candidate = CandidateLayer(
+            name, layer, layout, weighted=weighted, channels=channels, tensor=self._tensors, **seen
+        )
         self._waiting.append((candidate, None if t.grad_fn is None else value_of(t)))
 
     def locate(self, outputs: Iterable[Tensor], *, has_weights: bool) -> None:

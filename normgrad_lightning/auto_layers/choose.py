@@ -59,10 +59,14 @@ class _Network:
             self._grids[s.name].add(s.layout.grid)
         usable = [s for s in candidates if len(self._grids[s.name]) == 1 and _is_candidate(s)]
         usable = _without_matrices(_without_windows(usable))
+        usable = [
+            s for s in usable if s.channels > 1
+        ] or usable  # one number for each location: a gate, or a prediction
         with_signal = [] if nonzero is None else [s for s in usable if s.name in nonzero]
         self._knows_nonzero = bool(with_signal)
         self.usable = with_signal or usable
         self._weights = _weights(candidates)
+        self._single = {s.tensor for s in candidates if _is_linear_map(s)}
         self._cuts = {s.layout.grid for s in self.usable if not _bypass(s)}
 
     @property
@@ -95,7 +99,7 @@ class _Network:
         """Return the last layer of each resolution, in the order of the network."""
         ends = [self._end(grid) for grid in dict.fromkeys(s.layout.grid for s in self.usable)]
         coarsest = min(ends, key=lambda end: _cells(end.layout.grid), default=None)
-        features = [end for end in ends if end is coarsest or not _predicts(end)]
+        features = [end for end in ends if end is coarsest or not self._predicts(end)]
         ends = features if len(features) > 1 else ends
         strong = self._strong_grids()
         ends = [end for end in ends if end.layout.grid in strong or self._is_stage(end)] or ends
@@ -134,9 +138,10 @@ class _Network:
         group = self._on(grid)
         group = [s for s in group if not s.is_dead_end] or group
         group = [s for s in group if not self._is_on_the_way(s)] or group
+        group = [s for s in group if not self._predicts(s)] or group
+        group = [s for s in group if not self._is_in_head(s)] or group
         fewest = min(map(_bypass, group))
         group = [s for s in group if _bypass(s) == fewest]
-        group = [s for s in group if not _predicts(s)] or group
         group = [s for s in group if not self._holds_stages(s)] or group
         largest = max((_size(s) for s in group if _is_block(s)), default=-1)
         return [s for s in group if _is_block(s) or _size(s) > largest][-1]
@@ -144,6 +149,21 @@ class _Network:
     def _is_stage(self, s: CandidateLayer) -> bool:
         """Return whether a layer that features bypass is not a pooled pyramid, a detour or a step to another grid."""
         return _has_proportions(s) and not self._is_on_the_way(s)
+
+    def _predicts(self, s: CandidateLayer) -> bool:
+        """Return whether a layer gives what the network predicts: logits, or an image; not what a block adds up."""
+        if s.position is None or s.position.feeds_weights:
+            return False
+        return not _is_block(s) or s.tensor in self._single
+
+    def _is_in_head(self, s: CandidateLayer) -> bool:
+        """Return whether a layer is inside a block that predicts, and that works on this grid only."""
+        heads = [end.name for end in self._on(s.layout.grid) if _is_block(end) and self._predicts(end)]
+        return any(
+            s.name.startswith(f"{head}.")
+            and {grid for name, grid, _ in self._weights if name.startswith(f"{head}.")} == {s.layout.grid}
+            for head in heads
+        )
 
     def _holds_stages(self, s: CandidateLayer) -> bool:
         return len({grid for name, grid, _ in self._weights if name.startswith(f"{s.name}.")}) > 2
@@ -187,7 +207,7 @@ def _is_candidate(s: CandidateLayer) -> bool:
     """Return whether a layer gives features of the images, on a grid with several cells."""
     if not _learns(s) or _cells(s.layout.grid) < 2 or not _has_aspect(s):
         return False
-    return s.position is None or (s.position.comes_from_images and (s.position.keeps_order or not s.layout.is_tokens))
+    return s.position is None or (s.position.comes_from_images and (s.position.keeps_order or not s.layout.is_guessed))
 
 
 def _learns(s: CandidateLayer) -> bool:
@@ -291,9 +311,9 @@ def _bypass(s: CandidateLayer) -> int:
     return 0 if s.position is None else s.position.bypass
 
 
-def _predicts(s: CandidateLayer) -> bool:
-    """Return whether a single layer gives what the network predicts: logits, or an image."""
-    return s.position is not None and not s.position.feeds_weights and not _is_block(s)
+def _is_linear_map(s: CandidateLayer) -> bool:
+    """Return whether a layer is a single convolution, linear layer or the like: nothing comes after its sum."""
+    return s.weighted == 1 and any(p.dim() > 1 for p in s.layer.parameters(recurse=False))
 
 
 def _cells(grid: Grid) -> int:

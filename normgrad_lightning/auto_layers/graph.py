@@ -21,6 +21,9 @@ Value = tuple[Any, int]
 _PICKS_BY_INDEX = ("Gather", "Index", "MaskedSelect", "MaskedScatter", "Scatter", "Take")
 _ATTENDS = ("Bmm", "ScaledDotProduct")
 _AXES_OF_BLOCKS = 6
+_AXES_OF_TOKENS = 3
+_TOKENS = (1, 2**64 - 2)
+"""The axis of tokens, as autograd notes it: -2 is a large number."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class GraphPosition:
         is_cut: whether nothing goes around it, not even a class token, a pooled vector or the loss of another head.
         comes_from_images: whether it is computed from the images.
         keeps_order: whether it may have the images' order: on some way from the images to it, nothing is picked by
-            an index, as a random subset of patches is, nothing is sorted into blocks, and nothing is only looked up by
-            other tokens, such as words or queries.
+            an index, as a random subset of patches is, nothing is sorted into blocks, no other tokens are put behind
+            the patches, and nothing is only looked up by other tokens, such as words or queries.
         feeds_weights: whether any weights come after it. If not, it is what the network predicts.
     """
 
@@ -93,9 +96,17 @@ class Graph:
             name = node.name()
             # A product of attention has the order of its first factor.
             sources = node.next_functions[:1] if name.startswith(_ATTENDS) else self._inputs[node]
-            if any(source in reached for source, _ in sources) and not _reorders(node, name):
+            if any(source in reached for source, _ in sources) and not (
+                _reorders(node, name) or self._puts_others_behind(node, name)
+            ):
                 reached.add(node)
         return reached
+
+    def _puts_others_behind(self, node: Any, name: str) -> bool:
+        """Return whether a node makes one row of tokens whose last ones are not of the images."""
+        if not name.startswith("Cat") or len(node._input_metadata[0].shape) != _AXES_OF_TOKENS:
+            return False
+        return node._saved_dim in _TOKENS and node.next_functions[-1][0] not in self._from_images
 
     def _with_weights_after(self) -> set[Any]:
         """Return the nodes whose values are used together with weights, at once or later."""

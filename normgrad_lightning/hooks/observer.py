@@ -254,7 +254,7 @@ class Observer:
         readable = _checked(point)
         layer_input = first_tensor((args, kwargs)) if self._options.target == "weight" else None
         layout = self._layout(layer, readable)
-        if layout.is_tokens and self._options.token_grid is None:
+        if layout.is_guessed:
             self._check_order(name, readable)
         on_call = None if self._on_call is None else self._on_call()
         if on_call is not None:

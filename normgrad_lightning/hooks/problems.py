@@ -116,8 +116,9 @@ class Problems:
 
 IN_FUNC = "it runs inside of `torch.func`, as `vmap`, `grad` or `jvp`, where hooks get no gradients"
 OUT_OF_ORDER = (
-    "the tokens are not in the order of the image's rows, but picked by an index, sorted into blocks, or not made of "
-    "patches at all. If they are in that order, name the layer and set `token_grid=(rows, columns)`"
+    "the tokens are not in the order of the image's rows, but picked by an index, sorted into blocks, followed by "
+    "other tokens, or not made of patches at all. If you know where the patches are, name the layer and set "
+    "`token_grid=(rows, columns, tokens before them)`"
 )
 _NO_GRADIENT = (
     "no layer that gives features on a grid gets a gradient",

@@ -90,7 +90,8 @@ def _side_by_side(
     if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
         raise ValueError(
             f"`layers`: expected {name!r} to do the same in every pass, but a small step of the weights changes how "
-            "often it is called or the size of what it gives. Choose other layers, or set `second_order=False`."
+            "often it is called or the size of what it gives. Choose other layers, or call `order1_maps` with "
+            "`second_order=False`."
         )
     return [(*pairs, factor) for pairs in zip(*passes, strict=True)]
 

@@ -185,6 +185,10 @@ def _eager() -> AbstractContextManager[None]:
     return stance
 
 
+class TalksToOthers(RuntimeError):
+    """A collective operation in a pass that only one process runs."""
+
+
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes collective operations an error: the other processes would not answer, and all would hang."""
 
@@ -194,7 +198,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let everything but collectives pass."""
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
-            raise RuntimeError(
+            raise TalksToOthers(
                 f"the loss calls {func} in a pass that only one process runs, so the others would not answer. "
                 "Write a method `normgrad_loss(self, batch)` that returns the loss without that call."
             )

@@ -32,13 +32,13 @@ class Layout:
         grid: the size of each spatial axis.
         channels_last: whether channels are the last axis rather than the second.
         prefix: how many tokens stand before those of the grid (class and register tokens).
-        is_tokens: whether the tensor has one axis for the whole grid.
+        is_guessed: whether the tensor has one axis for the whole grid, and nobody has said how its tokens stand there.
     """
 
     grid: tuple[int, ...]
     channels_last: bool = False
     prefix: int = 0
-    is_tokens: bool = field(default=False, compare=False)
+    is_guessed: bool = field(default=False, compare=False)
 
     def view(self, t: Tensor) -> Tensor:
         """Return `t` as `(N, C, *grid)`, without a copy."""
@@ -140,7 +140,7 @@ def infer_layout(
             grid, prefix = _given_grid(shape[1], tuple(token_grid[:axes]), *token_grid[axes:])
         else:
             grid, prefix = _grid_of_tokens(shape[1], image_grid, patch_grid)
-        return Layout(grid, channels_last=True, prefix=prefix, is_tokens=True)
+        return Layout(grid, channels_last=True, prefix=prefix, is_guessed=token_grid is None)
     raise ValueError(f"its shape {shape} is neither features on {axes} spatial axes nor tokens. Choose another layer")
 
 

@@ -18,7 +18,7 @@ from normgrad_lightning.check.passes import CannotCheck, Pool, loss_pool, networ
 from normgrad_lightning.check.rounds import Check, round_of
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.isolated.batches import batch_size
-from normgrad_lightning.isolated.sandbox import NoCollectives
+from normgrad_lightning.isolated.sandbox import NoCollectives, TalksToOthers
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.step.context import StepContext
@@ -121,7 +121,7 @@ class StepCheck:
             with silenced(context.module, trainer), alone:
                 while self._check.advance(pool, context.step) and is_last:
                     pass
-        except CannotCheck as error:
+        except (CannotCheck, TalksToOthers) as error:
             self._give_up(str(error))
         except Exception:
             self._has_given_up = True

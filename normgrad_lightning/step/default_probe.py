@@ -21,7 +21,7 @@ from normgrad_lightning.isolated.interrupts import memory_explained
 from normgrad_lightning.isolated.one_pass import NothingToRead
 from normgrad_lightning.isolated.order1 import run_passes
 from normgrad_lightning.isolated.retry import WholeBatch
-from normgrad_lightning.isolated.sandbox import NoCollectives
+from normgrad_lightning.isolated.sandbox import NoCollectives, TalksToOthers
 from normgrad_lightning.layers.nested import map_tensors
 from normgrad_lightning.step.context import Seen, StepContext
 from normgrad_lightning.step.loss import is_sharded
@@ -97,6 +97,9 @@ class DefaultProbe:
             seen = self._seen(trainer, context, call, layers)
         except ValueError:  # layers outside of the network, or values that are not finite
             self._tries -= 1
+            return Seen()
+        except TalksToOthers:  # nobody has asked for this probe
+            self._tries = 0
             return Seen()
         except Exception:
             self._tries = 0

@@ -232,6 +232,77 @@ def test_neither_pooled_pyramids_nor_logits():
     assert layers_of(PyramidPooling(), loss) == ["stem.2", "fuse.2"]
 
 
+class Head(nn.Sequential):
+    """Ends with the logits, as torchvision's heads of segmentation do."""
+
+    def __init__(self, channels):
+        super().__init__(*conv(channels, 3 * channels), nn.Conv2d(3 * channels, 5, 1))
+
+
+class Segments(nn.Module):
+    """A head on the last grid, drawn to the image's size."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body, self.head = conv(3, 4, 2), Stage(4, 8, 2), Head(8)
+
+    def forward(self, x):
+        return F.interpolate(self.head(self.body(self.stem(x))), x.shape[2:])
+
+
+class Decoder(nn.Sequential):
+    """Ends with an image."""
+
+    def __init__(self):
+        up = nn.Upsample(scale_factor=2)
+        super().__init__(up, conv(8, 8), up, conv(8, 4), nn.Conv2d(4, 3, 3, padding=1))
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Sequential(conv(3, 4, 2), conv(4, 8, 2)), Decoder()
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x))
+
+
+@pytest.mark.parametrize(
+    ("network", "layers"),
+    [(Segments, ["stem.2", "body"]), (Autoencoder, ["encoder.0.2", "encoder.1.2", "decoder.3.2"])],
+)
+def test_a_block_that_ends_with_the_prediction_is_no_feature(network, layers):
+    assert layers_of(network(), lambda model: model(torch.randn(2, 3, 16, 24)).square().mean()) == layers
+
+
+class Gated(nn.Module):
+    """A pyramid of single numbers says which places count, as in PAN."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body = conv(3, 4, 2), conv(4, 8, 2)
+        self.down = nn.ModuleList([conv(8, 1, 2), conv(1, 1, 1)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.body(self.stem(x))
+        gate = x
+        for down in self.down:
+            gate = down(gate)
+        return self.head((x * F.interpolate(gate, x.shape[2:])).mean((2, 3)))
+
+
+def test_one_number_for_each_place_is_no_feature():
+    assert layers_of(Gated(), lambda model: classified(model, torch.randn(2, 3, 16, 24))) == ["stem.2", "body.2"]
+
+
+def test_a_backbone_without_a_head_predicts_nothing():
+    def loss(model):
+        return model(torch.randn(2, 3, 16, 24)).square().mean()
+
+    assert layers_of(nn.Sequential(conv(3, 4, 2), Stage(4, 8, 2)), loss) == ["0.2", "1"]
+
+
 def test_words_are_no_patches():
     """24 words would fit the grid of 4 × 6."""
 

@@ -106,6 +106,13 @@ def test_weights_that_come_after():
 ORDER = {
     "as they are": (lambda x: x, True),
     "a class token before them": (lambda x: torch.cat([torch.zeros(2, 1, 4), x], 1), True),
+    "a register between them": (
+        lambda x: torch.cat([(y := torch.cat([torch.zeros(2, 1, 4), x], 1))[:, :1], torch.ones(2, 1, 4), y[:, 1:]], 1),
+        True,
+    ),
+    "other channels behind theirs": (lambda x: torch.cat([x, torch.zeros(2, 16, 4)], 2), True),
+    "group tokens behind them": (lambda x: torch.cat([x, torch.zeros(2, 2, 4)], 1), False),
+    "group tokens behind them, counted from the end": (lambda x: torch.cat([x, torch.zeros(2, 2, 4)], -2), False),
     "attention, with a residual": (lambda x: x + (x @ x.mT).softmax(-1) @ x, True),
     "windows, with a residual": (
         lambda x: x + x.reshape(2, 2, 2, 2, 2, 4).permute(0, 1, 3, 2, 4, 5).reshape(2, 16, 4),

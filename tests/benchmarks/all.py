@@ -80,7 +80,7 @@ def summary() -> str:
 
 def short() -> str:
     """Some lines for the project's README: the worst network's median of each."""
-    rows = [*short_of_steps(), *short_of_short_steps(), short_of_memory(), short_of_order1(), short_of_startup()]
+    rows = [*short_of_steps(), *short_of_short_steps()]
     machines = "; ".join(sorted({kept(name)["machine"] for name in OPTIONS}))
     return table(["", f"cost ({machines})", "`python tests/benchmarks/…`"], rows)
 
@@ -91,23 +91,17 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def short_of_steps() -> Iterator[list[str]]:
-    """Our own time in a step without an event, with one, and on the default schedule."""
+    """Our own time in an event, and on the default schedule."""
     networks = overhead.with_schedules(kept("overhead")["networks"])
-    _, of = worst(networks, lambda of: of["attached"]["share"])
-    text = f"{of['attached']['ours_ms']['median']:.2f} ms, {percent(of['attached']['share'])} of the step"
-    yield ["a step without an event", text, "`overhead.py`"]
-    for what, name in (
-        ("reading", "a step that is read"),
-        ("everything", "an event, with all pictures in TensorBoard"),
-    ):
-        slow, of = worst(networks, lambda of, what=what: of[what]["ours_ms"]["median"])
-        fast, of_fast = worst(networks, lambda of, what=what: of[what]["share"])
-        text = f"{of[what]['ours_ms']['median']:.1f} ms ({slow}), {percent(of_fast[what]['share'], 1)} of the step"
-        yield [name, f"{text} ({fast})", "`overhead.py`"]
-    for what in ("first", "later"):
-        network, of = worst(networks, lambda of, what=what: of[what]["share"])
-        text = f"{percent(of[what]['share'])} of the training time ({network})"
-        yield [overhead.NAMES[what], text, "`overhead.py`"]
+    slow, of = worst(networks, lambda of: of["everything"]["ours_ms"]["median"])
+    fast, of_fast = worst(networks, lambda of: of["everything"]["share"])
+    text = f"{of['everything']['ours_ms']['median']:.1f} ms ({slow})"
+    text = f"{text}, {percent(of_fast['everything']['share'], 1)} of the step ({fast})"
+    yield ["an event, with all pictures in TensorBoard", text, "`overhead.py`"]
+    network, of = worst(networks, lambda of: of["later"]["share"])
+    first, later = (percent(of[what]["share"]) for what in ("first", "later"))
+    text = f"{later} of the training time, and {first} in the first {overhead.EARLY_END} steps ({network})"
+    yield ["the default schedule", text, "`overhead.py`"]
 
 
 def short_of_short_steps() -> Iterator[list[str]]:
@@ -117,26 +111,6 @@ def short_of_short_steps() -> Iterator[list[str]]:
             first, later = (f"{spread(of[what])} ×" for what in ("first", "later"))
             text = f"{later}, and {first} in the first {short_steps.FIRST}"
             yield [f"steps of {of['plain']['median']:.1f} ms, with the defaults", text, "`short_steps.py`"]
-
-
-def short_of_memory() -> list[str]:
-    """Peak memory at an event."""
-    network, of = worst(kept("memory")["networks"], lambda of: of["tensors"]["ratio"])
-    text = f"+ {percent(of['tensors']['ratio'] - 1)} ({network})"
-    return ["peak memory of tensors, at an event", text, "`memory.py`"]
-
-
-def short_of_order1() -> list[str]:
-    """An event with all order-1 maps, as the callback makes them."""
-    network, of = worst(kept("order1")["networks"], lambda of: of["image, 7 passes"]["median"])
-    text = f"{of['image, 7 passes']['median']:.2f} × forward and backward of its images ({network})"
-    return ["an event with order-1 maps, off by default", text, "`order1.py`"]
-
-
-def short_of_startup() -> list[str]:
-    """The entry point of every Trainer, with `NORMGRAD` not set."""
-    figure = kept("startup")["variants"]["unset"]["more_ms"]
-    return ["any `Trainer()`, with `NORMGRAD` not set", f"+ {figure['median']:.1f} ms", "`startup.py`"]
 
 
 SUMMARIES = {"summary": summary, "short": short}

@@ -363,6 +363,10 @@ def normalised() -> Lit:
     return Lit(nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4), rest=network()[2:])))
 
 
+def rectified(*, inplace: bool) -> Lit:
+    return Lit(nn.Sequential(OrderedDict(network().named_children(), act=nn.ReLU(inplace=inplace))))
+
+
 def frozen() -> Lit:
     module = Lit()
     module.net.conv.requires_grad_(False)
@@ -380,21 +384,63 @@ def validated(at: Any, batch: Any, probe: Any) -> None:
     trainer(at, callbacks=[callback], max_epochs=2).fit(module, loader(), loader(batch))
 
 
-def beside_others(at: Any) -> None:
-    """Train with a loss that talks to other processes; Lightning believes that there are two."""
+def talking(module: Lit, batch: Any) -> torch.Tensor:
+    loss = cross_entropy(module.net, batch)
+    torch.distributed.all_reduce(loss.detach().clone())
+    return loss
+
+
+def beside_others(at: Any, module: Lit, **flags: Any) -> None:
+    """Train where Lightning believes that there are two processes."""
     strategy = SingleDeviceStrategy("cpu")
     strategy.world_size = 2
-
-    def talking(module: Lit, batch: Any) -> torch.Tensor:
-        loss = cross_entropy(module.net, batch)
-        torch.distributed.all_reduce(loss.detach().clone())
-        return loss
-
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        fit(at, Lit(step=talking), options={"strategy": strategy}, per_image=False, **ORDER1)
+        fit(at, module, options={"strategy": strategy}, **flags)
     finally:
         torch.distributed.destroy_process_group()
+
+
+CALLS: list[str] = []
+"""Out of reach of what passes put back."""
+
+
+def summed(t: torch.Tensor) -> torch.Tensor:
+    t = t.clone()
+    torch.distributed.all_reduce(t)
+    CALLS.append("done")
+    return t
+
+
+class Sums(torch.autograd.Function):
+    """The identity; its gradient, or what it gives, comes from all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, where: str) -> torch.Tensor:
+        ctx.where = where
+        return summed(x) if where == "forward" else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return summed(gradient) if ctx.where == "backward" else gradient, None
+
+
+class InParallel(nn.Module):
+    """A network, a part of which is spread over processes."""
+
+    def __init__(self, where: str):
+        super().__init__()
+        self.conv, self.rest, self.where = nn.Conv2d(3, 4, 3, padding=1), network()[1:], where
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.rest(Sums.apply(self.conv(x), self.where))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_what_runs_by_default_starts_no_collective_and_says_nothing_of_it(where, tmp_path):
+    CALLS.clear()
+    assert warned(lambda: beside_others(tmp_path, Lit(InParallel(where)), read_every_n_steps=1)) == []
+    assert CALLS == ["done"] * 3
 
 
 def with_loss(value: Callable[[torch.Tensor], Any]) -> Lit:
@@ -439,7 +485,12 @@ WARNINGS: Runs = {
     "order 1 of parts": (lambda at: fit(at, Lit(), UNCUTTABLE, **ORDER1), "order-1", "(9, 6)", "`per_image=False`"),
     "order 1 of a batch": (lambda at: fit(at, Lit(step=normalised_over_the_batch), **ORDER1), "`per_image=False`"),
     "an iterator": (lambda at: fit(at, Lit(more=iter([1])), per_image=False, **ORDER1), "iterator", OWN_LOSS),
-    "other processes": (beside_others, "order-1", "allreduce", OWN_LOSS),
+    "other processes": (
+        lambda at: beside_others(at, Lit(step=talking), per_image=False, **ORDER1), "order-1", "allreduce", OWN_LOSS,
+    ),
+    "a layer that is overwritten": (
+        lambda at: fit(at, rectified(inplace=True), grad_cam=True), "'net.conv'", "Name the layer", "`inplace=False`",
+    ),
     "a detached loss": (lambda at: fit(at, with_loss(torch.Tensor.detach), **ORDER1), OWN_LOSS, "`.detach()`"),
     "two losses": (lambda at: fit(at, with_loss(lambda x: x.expand(2)), **ORDER1), OWN_LOSS, "(2,)"),
     "a number": (lambda at: fit(at, with_loss(float), **ORDER1), OWN_LOSS),
@@ -482,13 +533,24 @@ class Losses(OwnSteps):
         return cross_entropy(self.net, batch)
 
 
-def with_own_loss() -> Lit:
-    module = Lit(more=iter([1]))
+def with_own_loss(step: Any = None) -> Lit:
+    module = Lit(step=step, more=iter([1]))
     module.normgrad_loss = lambda batch: cross_entropy(module.net, batch)
     return module
 
 
 REMEDIES: dict[str, Callable[[Any], object]] = {
+    "`inplace=False`": lambda at: fit(at, rectified(inplace=False), grad_cam=True),
+    "the layer that overwrites": lambda at: fit(at, rectified(inplace=True), layers="net.act", grad_cam=True),
+    "def normgrad_loss, other processes": lambda at: beside_others(at, with_own_loss(talking), **ORDER1),
+    "a smaller `epsilon`": lambda at: fit(at, Lit(), epsilon=1e-5, **ORDER1),
+    "fewer images": lambda at: fit(at, Lit(), probe="train", num_images=1),
+    "`order1_every_n_steps=None`": lambda at: fit(at, Lit(), order1_every_n_steps=None),
+    "`per_image=True`": lambda at: fit(at, Lit(), per_image=True, **ORDER1),
+    "`second_order=False`": lambda at: order1_maps(network(), cross_entropy, BATCH, "conv", second_order=False),
+    "def normgrad_labels": lambda at: fit(at, Lit(normgrad_labels=lambda batch: batch[1])),
+    "def normgrad_masks": lambda at: fit(at, Lit(normgrad_masks=lambda batch: batch[0][:, 0] > 0)),
+    "a number for each channel": lambda at: logged(at, mean=[0.5] * 3, std=[0.2] * 3, views="panels"),
     "`enabled=False`": lambda at: fit(at, Lit(), enabled=False),
     "`probe=next(iter(loader))`": lambda at: fit(at, Lit(), probe=next(iter(loader()))),
     '`target="output"`': lambda at: fit(at, Lit(), grad_cam=True, target="output"),

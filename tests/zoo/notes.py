@@ -7,7 +7,6 @@ _DECODER_OF_DETR = "Wrong: the backbone's stages are left out, as only the encod
 _FUSION = (
     "Wrong: a person would name `fusion_stage.layers`; each of them ends on the next grid, so its inside is taken."
 )
-_LOGITS = "Wrong: the last layer is the head's, which makes the logits."
 _MASKED = "The encoder sees a random subset of patches, which is no grid: only the patch embedding is read."
 
 NOTES: dict[str, str] = {
@@ -20,7 +19,6 @@ NOTES: dict[str, str] = {
     "timm/vitamin_small_224": "Wrong: the convolutional stages before the blocks, 64 × 96 to 16 × 24, are left out.",
     "timm/volo_d1_224": "Wrong: the blocks of the first resolution, `network.0`, are left out.",
     "transformers/BeitForSemanticSegmentation": "Wrong: `embeddings` stands for 8 × 12, where `layers.3` is the last.",
-    "transformers/CLIPSegForImageSegmentation": "Wrong: `transposed_convolution` makes the logits.",
     "transformers/ConditionalDetrForObjectDetection": _DECODER_OF_DETR,
     "transformers/DPTForDepthEstimation": _FUSION,
     "transformers/DPTForSemanticSegmentation": _FUSION,
@@ -37,7 +35,7 @@ NOTES: dict[str, str] = {
         "Wrong: a person would name `decoder.stages`; each of them ends on the next grid."
     ),
     "transformers/GroupViTModel": (
-        "Wrong: its 8 group tokens stand after the patches, but are taken for a prefix, so maps are a row off."
+        "Its 8 group tokens stand after the patches: set `token_grid`; only the patch embedding is read without it."
     ),
     "transformers/HieraBackbone": "Wrong: Hiera unrolls its tokens by windows, so these maps are scrambled.",
     "transformers/HieraForImageClassification": (
@@ -49,9 +47,6 @@ NOTES: dict[str, str] = {
     "transformers/LwDetrForObjectDetection": (
         "Wrong: its encoder sorts tokens into windows; of the projector, insides are taken."
     ),
-    "transformers/MobileNetV2ForSemanticSegmentation": _LOGITS,
-    "transformers/MobileViTForSemanticSegmentation": _LOGITS,
-    "transformers/MobileViTV2ForSemanticSegmentation": _LOGITS,
     "transformers/PromptDepthAnythingForDepthEstimation": _FUSION,
     "transformers/RfDetrForObjectDetection": (
         "Wrong: its encoder sorts tokens into windows; of the projector, insides are taken."
@@ -59,32 +54,25 @@ NOTES: dict[str, str] = {
     "transformers/Siglip2Model": (
         "Its images are packed patches `(N, patches, pixels)`, which the recorder does not take for images."
     ),
-    "transformers/Swin2SRForImageSuperResolution": "`upsample` makes the larger picture, the model's prediction.",
+    "transformers/Swin2SRForImageSuperResolution": "`upsample` makes the larger picture, without its last convolution.",
     "transformers/TableTransformerForObjectDetection": _DECODER_OF_DETR,
     "transformers/TimesformerForVideoClassification": (
         "Wrong: frames and places share an axis in most layers, so the insides of attention are taken."
     ),
-    "transformers/UperNetForSemanticSegmentation": (
-        "Wrong: `auxiliary_head` is a side head, `stages.2` would be the backbone's."
-    ),
     "transformers/VideoMAEForPreTraining": _MASKED,
     "transformers/ViTMAEForPreTraining": _MASKED,
-    "transformers/VitMatteForImageMatting": "`matting_head` makes the alphas, the model's prediction.",
     "transformers/YolosForObjectDetection": (
         "Detection tokens stand after the patches: set `token_grid`; only the patch embedding is read without it."
     ),
-    "transformers/ZoeDepthForDepthEstimation": "Wrong: `metric_head` makes the depths, the model's prediction.",
+    "transformers/ZoeDepthForDepthEstimation": "Wrong: `conditional_log_binomial` gives probabilities of depths.",
     "smp/DPT": (
         "Wrong: a person would name `fusion_blocks`, each of which ends on the next grid; `segmentation_head` "
         "makes the logits."
     ),
     "smp/FPN": "Wrong: the decoder is left out, as skips go around it.",
     "smp/MAnet": "Wrong: the insides of decoder blocks are taken; a person would name the blocks.",
-    "smp/PAN": "Wrong: `decoder.fpa.down1` and `down2` are a pooled pyramid.",
     "smp/Unet": "The decoder's last block, 128 × 192, is the sixth resolution and left out.",
     "smp/UnetPlusPlus": "Wrong: of the decoder, only one resolution is taken.",
-    "torchvision/deeplabv3_mobilenet_v3_large": _LOGITS,
-    "torchvision/fcn_resnet50": _LOGITS,
     "torchvision/fcos_resnet50_fpn": "Wrong: the pyramid's layers are left out, as skips go around them.",
     "torchvision/keypointrcnn_resnet50_fpn": "Wrong: the pyramid's layers are left out, as skips go around them.",
     "torchvision/lraspp_mobilenet_v3_large": "Wrong: five blocks of one resolution are taken, the others are left out.",
