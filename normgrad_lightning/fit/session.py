@@ -183,7 +183,7 @@ class Session:
             share = f"{100 * when.budget:g} % of the training time (`budget={when.budget:g}`)"
             self._messenger.announce(
                 trainer,
-                f"NormGrad keeps to {share}: it reads every {readings} steps{later} shows maps every {events}.",
+                f"NormGrad plans for {share}: it reads every {readings} steps{later} shows maps every {events}.",
                 cause="budget",
             )
 

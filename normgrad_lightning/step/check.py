@@ -106,7 +106,8 @@ class StepCheck:
         if not was_watching or not trained or not sets or not sets[0].maps:
             return
         context = replace(context, labels=listed(context.labels))
-        self._tell(context)
+        if not is_last:  # what there is to say then is said in a moment
+            self._tell(context)
         trainer = self._trainer()
         pool = None if trainer is None else self._pool(trainer, context, sets[0], calls, outputs)
         if trainer is None or pool is None:
