@@ -79,7 +79,13 @@ def _normgrad_loss(module: Any, batch: Batch) -> Tensor:
 
 def _scores(module: nn.Module, images: Tensor) -> Tensor:
     """Return the scores of a classifier, `(N, classes)`."""
-    scores = module(images)
+    try:
+        scores = module(images)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"`--module`: {type(module).__name__} has no `forward(self, images)`. Write one that gives a score for "
+            "each class, (N, classes)."
+        ) from error
     if not isinstance(scores, Tensor) or scores.dim() != 2:
         came = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else repr(type(scores).__name__)
         raise ValueError(

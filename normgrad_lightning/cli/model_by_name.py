@@ -13,6 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from normgrad_lightning.auto_layers.candidates import has_weights
+
+_NO_FORWARD = ("_forward_unimplemented", "LightningModule.forward")
+"""What a module has that does all in its `training_step`: it is called as its one part with weights is."""
+
 
 def find(path: str) -> Any:
     """Return the object that `package.module:Name` or `file.py:Name` names, seen from the current folder."""
@@ -40,7 +45,13 @@ def _module_in(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(name)
     module = sys.modules[name] = module_from_spec(spec)  # where pickles look for its classes
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(
+            f"`{file.name}`: running it ends with {type(error).__name__}: {error}. It is run to find the model in it: "
+            "put what a script does besides under `if __name__ == '__main__':`."
+        ) from error
     return module
 
 
@@ -56,4 +67,8 @@ def made_by(path: str, maker: Any, arguments: Mapping[str, Any]) -> nn.Module:
         raise ValueError(f"`--arg`: `{path}` is made already and takes no arguments.")
     if not isinstance(module, nn.Module):
         raise ValueError(f"`{path}`: expected a torch.nn.Module or what makes one, but got {type(module).__name__!r}.")
+    if type(module).forward.__qualname__ in _NO_FORWARD:
+        parts = [part for part in module.children() if has_weights(part)]
+        if len(parts) == 1:
+            vars(module)["forward"] = parts[0].__call__
     return module

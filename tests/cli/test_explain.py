@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import reference
 import torch
 import torch.nn.functional as F
@@ -176,6 +177,20 @@ class OwnLoss(ByColour):
         return self(batch[0]).square().mean()
 
 
+class OnlyTrains(pl.LightningModule):
+    """Does all in its `training_step`, as many modules do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.loss = ByColour(), nn.CrossEntropyLoss()
+
+
+class OnlyTrainsTwo(OnlyTrains):
+    def __init__(self):
+        super().__init__()
+        self.teacher = ByColour()
+
+
 def frozen():
     return ResNet().requires_grad_(False)
 
@@ -268,6 +283,12 @@ def test_a_loss_of_ones_own(explain):
     assert numbers["order1/conv"].shape == (4, 16, 12)
 
 
+def test_a_module_without_forward_is_called_as_its_one_network_is(explain):
+    with_forward, without = explain("ByColour", images=3), explain("OnlyTrains", images=3)
+    np.testing.assert_array_equal(without.numbers["labels"], [0, 1, 2])
+    np.testing.assert_array_equal(without.numbers["order0/net.conv"], with_forward.numbers["order0/conv"])
+
+
 def test_names_of_layers_with_commas_or_without(explain):
     for names in (["stage1", "stage2"], ["stage1,stage2"], ["stage[12]"]):
         numbers = explain("frozen", "--layers", *names).numbers
@@ -316,6 +337,7 @@ def test_pictures_of_every_kind(mode, tmp_path):
         ("ByColour", ("--std", "0.5,0,0.5"), "`std`: expected positive numbers"),
         ("ByColour", ("--layers", "convv"), "conv"),
         ("frozen", ("--layers", "fc"), "'fc'"),
+        ("OnlyTrainsTwo", (), "`--module`: OnlyTrainsTwo has no `forward(self, images)`."),
         ("OwnLoss", (), "`--module`: expected one that gives a score for each class, (N, classes)"),
     ],
 )

@@ -68,6 +68,17 @@ def test_what_a_file_lacks_is_the_users_own_error(folder, capsys):
     assert "ModuleNotFoundError: No module named 'no_such_package'" in capsys.readouterr().err
 
 
+def test_a_script_that_does_more_is_told_of_and_what_the_message_advises_works(folder, capsys):
+    (folder / "train.py").write_text(f"{NET}\nopen('no such file')")
+    assert main(["layers", f"{folder}/train.py:Net", "--input", "2x16x16"]) == 1
+    err = capsys.readouterr().err
+    assert "`train.py`" in err
+    assert "FileNotFoundError" in err
+    guard = err.partition("under `")[2].partition("`")[0]
+    (folder / "train.py").write_text(f"{NET}\n{guard}\n    open('no such file')")
+    assert main(["layers", f"{folder}/train.py:Net", "--input", "2x16x16"]) == 0
+
+
 A_MODULE = ResNet()
 
 

@@ -177,7 +177,7 @@ def test_in_a_fit_readings_become_as_rare_as_they_must_and_it_is_said_once(tmp_p
     assert module.read == [0, 10, 20, 30, 40, 50, 100, 149]
     said = [record.message for record in caplog.records if "plans for" in record.message]
     assert said == [
-        "NormGrad plans for 1 % of the training time (`budget=0.01`): it reads every 100 steps and, after the first 500 "
-        "steps, shows maps every 1000."
+        "NormGrad plans for 1 % of the training time (`budget=0.01`): it reads every 100 steps and, after the first "
+        "500 steps, shows maps every 1000."
     ]
     assert callback.cost == pytest.approx(8 * 0.002 / (149 * 0.004 + 7 * 0.002))  # the last step has not ended yet
