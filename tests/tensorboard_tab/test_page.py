@@ -140,8 +140,13 @@ def fill(board):
     """Write the known log, and wait until TensorBoard has read it."""
     if not (board.log / RUNS[0]).exists():
         write_known(board.log)
-        until(lambda: sum(len(one["events"]) for one in index_of(board.url)["runs"]) == len(RUNS) * len(STEPS))
+        until(lambda: read(board.url) == len(RUNS) * len(STEPS))
     return board
+
+
+def read(url):
+    """How many events of the known log TensorBoard has read. It may still list a run that was deleted."""
+    return sum(len(one["events"]) for one in index_of(url)["runs"] if one["run"] in RUNS)
 
 
 def index_of(url):
@@ -478,7 +483,7 @@ def test_curves_show_their_values_and_a_click_goes_to_a_step(shown):
 def test_runs_are_chosen_by_name(shown):
     shown.open()
     names = shown.run("return [...document.querySelector('[name=run]').options].map((o) => o.text)")
-    assert sorted(names) == sorted(RUNS)
+    assert set(RUNS) <= set(names)
     shown.set(
         "run",
         shown.run("return [...document.querySelector('[name=run]').options].find((o) => o.text === 'first').value"),
