@@ -99,6 +99,24 @@ def show_report(*runs: str | Path, height: int = 800, largest: int = LARGEST) ->
     Raises:
         FileNotFoundError: a folder that does not exist.
         ValueError: there is nothing to show.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pytorch_lightning import LightningModule, Trainer
+        >>> from normgrad_lightning import NormGradCallback, show_report
+        >>> class Module(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = torch.nn.Conv2d(1, 1, 3)
+        ...     def training_step(self, images):
+        ...         return self.net(images).square().mean()
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+        >>> options = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tempfile.mkdtemp()}
+        >>> trainer = Trainer(max_steps=1, callbacks=[NormGradCallback()], **options)
+        >>> trainer.fit(Module(), torch.utils.data.DataLoader(torch.rand(8, 1, 16, 16), 4))
+        >>> show_report(trainer.log_dir)  # doctest: +ELLIPSIS
+        <NormGrad report, ... MB>
     """
     return NotebookReport(report(runs_in([Path(run) for run in runs]), largest), height)
 
