@@ -28,11 +28,12 @@ class AutoSearch:
     Attributes:
         candidates: the layers seen to give features on a grid, in the order of their calls.
         has_seen_grid: whether a layer with weights, or after one, gave such features.
+        has_seen_complex: whether a layer gave complex numbers.
     """
 
     def __init__(self, target: str, layouts: Layouts, images: ImageInputs) -> None:
         self.candidates = CandidateLayers()
-        self.has_seen_grid = False
+        self.has_seen_grid = self.has_seen_complex = False
         self._target = target
         self._layouts = layouts
         self._images = images
@@ -81,6 +82,9 @@ class AutoSearch:
     def _note_candidate(self, name: str, layer: nn.Module, t: Tensor | None, *, returns: bool) -> None:
         images, number = self._images.latest, self._images.count
         if t is None or t.is_nested or not self.candidates.wants(name, number):
+            return
+        if t.is_complex():
+            self.has_seen_complex = True
             return
         image_shape, patches = (None, None) if images is None else (images.shape, images.patch_grid)
         try:

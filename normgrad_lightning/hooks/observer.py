@@ -210,6 +210,7 @@ class Observer:
         return self.problems.of_auto(
             has_seen_image=self._images.has_seen_image,
             has_seen_grid=self._search.has_seen_grid,
+            has_seen_complex=self._search.has_seen_complex,
             reached=bool(reached),
             has_compiled_parts=not self.is_own_pass and any(map(is_compiled, self._modules[""].modules())),
         )

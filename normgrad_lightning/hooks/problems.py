@@ -85,12 +85,21 @@ class Problems:
             return None
         return f"NormGrad cannot read the layer {name!r}: {why}."
 
-    def of_auto(self, *, has_seen_image: bool, has_seen_grid: bool, reached: bool, has_compiled_parts: bool) -> str:
+    def of_auto(
+        self,
+        *,
+        has_seen_image: bool,
+        has_seen_grid: bool,
+        has_seen_complex: bool,
+        reached: bool,
+        has_compiled_parts: bool,
+    ) -> str:
         """Return why `"auto"` found no layer.
 
         Args:
             has_seen_image: whether a module was given an image.
             has_seen_grid: whether a layer with weights, or after one, gave features on a grid.
+            has_seen_complex: whether a layer gave complex numbers.
             reached: whether a gradient has come to any such layer.
             has_compiled_parts: whether there are layers that hooks do not see.
         """
@@ -103,6 +112,11 @@ class Problems:
             )
         elif self._errors:
             why = next(iter(self._errors.values()))
+        elif has_seen_complex:
+            why = (
+                "layers give complex numbers, which have no maps. If one gives their real part or magnitude, name it "
+                "in `layers`"
+            )
         elif reached:
             why = (
                 'no layer that gets a gradient gives what "auto" takes: features on a grid of several cells that fits '

@@ -358,6 +358,33 @@ class PerImage(OwnSteps):
             p.grad = gradients[name].mean(0)
 
 
+class ForwardMode(OwnSteps):
+    """Takes the gradient in a direction, and never goes back."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        weights = {name: p.detach() for name, p in self.net.named_parameters()}
+        direction = {name: torch.ones_like(p) for name, p in weights.items()}
+
+        def loss(weights: Any) -> torch.Tensor:
+            return F.cross_entropy(torch.func.functional_call(self.net, weights, (batch[0],)), batch[1])
+
+        _, slope = torch.func.jvp(loss, (weights,), (direction,))
+        for name, p in self.net.named_parameters():
+            p.grad = slope * direction[name]
+
+
+class Spectral(nn.Module):
+    """Works on spectra: all that it gives on a grid is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(3, 3, 3, dtype=torch.cfloat) for _ in range(2))
+        self.size = Then(torch.abs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.size(self.second(self.first(torch.fft.fft2(x)))).mean((2, 3))
+
+
 def normalised() -> Lit:
     """A module with BatchNorm that has no statistics yet."""
     return Lit(nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4), rest=network()[2:])))
@@ -461,6 +488,8 @@ WARNINGS: Runs = {
     ),
     "too few names": (lambda at: fit(at, Lit(), classes=["cat"]), "`classes`", "1 names", "label 1"),
     "inside of torch.func": (lambda at: fit(at, PerImage(), layers="auto"), "`torch.func`", "`vmap`"),
+    "inside of torch.func.jvp": (lambda at: fit(at, ForwardMode(), layers="auto"), "`torch.func`", "`jvp`"),
+    "complex features": (lambda at: fit(at, Lit(Spectral()), layers="auto"), "complex"),
     "order 1 inside of torch.func": (
         lambda at: fit(at, Lit(step=mapped), per_image=False, **ORDER1), "order-1", "`torch.func`",
     ),
@@ -574,6 +603,7 @@ REMEDIES: dict[str, Callable[[Any], object]] = {
     "`token_grid=(rows, columns)`": lambda at: read(Branch(lambda x: tokens(x)[:, :50]), token_grid=(5, 10)),
     "`channels_last=True`": lambda at: read(Branch(lambda x: x.movedim(1, -1)), channels_last=True),
     "a name for each class": lambda at: fit(at, Lit(), classes=["cat", "dog", "owl", "ape", "bee"]),
+    "the layer that gives the magnitude": lambda at: fit(at, Lit(Spectral()), layers="net.size"),
     "an earlier layer": lambda at: fit(at, Lit(), layers="net.act"),
 }
 """What messages advise, taken: nothing is wrong any more."""
