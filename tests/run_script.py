@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
+LIGHTNINGS = ("pytorch_lightning", "lightning.pytorch")
 PANEL = re.compile(
     r"normgrad_(?![^/]*probe_)[^/]+/\d\d"
 )  # of any callback of the run, also of a second one; not of a probe
@@ -25,7 +26,7 @@ def run(folder, command, shell=False, **environment):
     return subprocess.run(command, cwd=folder, env=env, shell=shell, capture_output=True, text=True)
 
 
-def run_python(folder, *arguments, imported=("pytorch_lightning", "lightning.pytorch"), **environment):
+def run_python(folder, *arguments, imported=LIGHTNINGS, **environment):
     """Run `python …`, as if these modules were imported already; it must end well."""
     result = forks(imported).run(folder, *arguments, **environment)
     assert result.returncode == 0, result.stderr

@@ -22,7 +22,7 @@ from normgrad_lightning.isolated.choose_layers import auto_layers
 from normgrad_lightning.isolated.inner_step import InnerStep, InnerStepPasses
 from normgrad_lightning.isolated.one_pass import LossFunction, NotFinite, check_loss_fn
 from normgrad_lightning.isolated.pairs import LayerMaps, PairRecorder
-from normgrad_lightning.isolated.retry import Retry, Seen, WholeBatch
+from normgrad_lightning.isolated.retry import PassResult, Retry, WholeBatch
 from normgrad_lightning.layers.names import AUTO, check_model, check_spec, match_layers
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.layers.own_passes import own_pass
@@ -167,11 +167,11 @@ def run_passes(
         with recorder:
             passes = InnerStepPasses(model, loss_fn, recorder, options.target, step)
             run = partial(_run, passes, recorder, kinds)
-            seen = run(batches) if whole is None else Retry(passes, run, batches, whole).maps()
-    return PassMaps(seen.maps, seen.images, recorder.layers, recorder.new_problems(), seen.nothing_to_learn)
+            result = run(batches) if whole is None else Retry(passes, run, batches, whole).maps()
+    return PassMaps(result.maps, result.images, recorder.layers, recorder.new_problems(), result.nothing_to_learn)
 
 
-def _run(passes: InnerStepPasses, recorder: PairRecorder, kinds: Sequence[str], batches: Sequence[Any]) -> Seen:
+def _run(passes: InnerStepPasses, recorder: PairRecorder, kinds: Sequence[str], batches: Sequence[Any]) -> PassResult:
     """Return the maps of all batches, and their images."""
     results, images = [], []
     for batch in batches:
@@ -180,7 +180,7 @@ def _run(passes: InnerStepPasses, recorder: PairRecorder, kinds: Sequence[str], 
     maps = {kind: _joined([result[kind] for result in results]) for kind in kinds}
     if not all(m.isfinite().all() for of_layers in maps.values() for m in of_layers.values()):
         raise NotFinite("`loss_fn`: expected finite gradients at the layers, but they are not.")
-    return Seen(maps, None if any(i is None for i in images) else _stacked(images))
+    return PassResult(maps, None if any(i is None for i in images) else _stacked(images))
 
 
 def _joined(maps: Sequence[LayerMaps]) -> LayerMaps:

@@ -34,7 +34,7 @@ class WithoutStatistics(NotFinite):
     """A loss or a gradient that is not finite, in a model whose BatchNorm has no statistics."""
 
 
-class Seen(NamedTuple):
+class PassResult(NamedTuple):
     """What passes give.
 
     Attributes:
@@ -76,14 +76,18 @@ class Retry:
     """
 
     def __init__(
-        self, passes: InnerStepPasses, run: Callable[[Sequence[Any]], Seen], batches: Sequence[Any], whole: WholeBatch
+        self,
+        passes: InnerStepPasses,
+        run: Callable[[Sequence[Any]], PassResult],
+        batches: Sequence[Any],
+        whole: WholeBatch,
     ) -> None:
         self._passes = passes
         self._run = run
         self._batches = batches
         self._whole = whole
 
-    def maps(self) -> Seen:
+    def maps(self) -> PassResult:
         """Return what the passes give; if that is nothing, what they give with the batch's statistics for BatchNorm.
 
         Raises:
@@ -92,23 +96,23 @@ class Retry:
         updates = self._passes.batchnorm_warmup
         if self._whole.steady and updates is not None and self._passes.use_statistics_of(self._whole.batch):
             updates = None
-        seen, problem = self._attempt(self._batches)
-        seen = seen or self._without_ignored()
-        if seen is not None and (seen.nothing_to_learn or not any(_are_dark(seen))):
-            return seen
+        result, problem = self._attempt(self._batches)
+        result = result or self._without_ignored()
+        if result is not None and (result.nothing_to_learn or not any(_are_dark(result))):
+            return result
         if updates is not None and self._passes.use_statistics_of(self._whole.batch):
-            seen, problem = self._attempt(self._batches)
+            result, problem = self._attempt(self._batches)
             updates = None
-        if seen is None:
+        if result is None:
             if self._needs_batch(any):
                 raise NeedsBatch("is not finite", "is")
             is_young = updates == 0 and all(bool(t.isfinite().all()) for t in floating_tensors(self._whole.batch))
             raise _without_statistics(problem) if is_young else NotFinite(problem)
-        if all(_are_dark(seen)) and self._needs_batch(all):
+        if all(_are_dark(result)) and self._needs_batch(all):
             raise NeedsBatch("has no gradient", "has one")
-        return seen._replace(nothing_to_learn=self._is_learned(seen))
+        return result._replace(nothing_to_learn=self._is_learned(result))
 
-    def _without_ignored(self) -> Seen | None:
+    def _without_ignored(self) -> PassResult | None:
         """Return maps of zeros for images without a gradient in the batch, and those of the others; None if in vain.
 
         The loss of such an image alone may be a mean over nothing: its labels are ignored.
@@ -122,21 +126,21 @@ class Retry:
             counts = torch.stack([m.flatten(1).any(1).cpu() for m in maps]).any(0)  # not a number counts
             others = counts.nonzero().flatten().tolist()
             if 0 < len(others) < count:
-                seen, _ = self._attempt([self._batches[i] for i in others])
-                if seen is not None:
+                result, _ = self._attempt([self._batches[i] for i in others])
+                if result is not None:
                     of_all = {
                         kind: {name: _spread(m, others, count) for name, m in of.items()}
-                        for kind, of in seen.maps.items()
+                        for kind, of in result.maps.items()
                     }
-                    return Seen(of_all, images, nothing_to_learn=True)
+                    return PassResult(of_all, images, nothing_to_learn=True)
         return None
 
-    def _is_learned(self, seen: Seen) -> bool:
+    def _is_learned(self, result: PassResult) -> bool:
         """Return whether the first image whose maps are zero had no gradient even before an inner step."""
-        dark = [i % len(self._batches) for i, is_dark in enumerate(_are_dark(seen)) if is_dark]
+        dark = [i % len(self._batches) for i, is_dark in enumerate(_are_dark(result)) if is_dark]
         return self._whole.indices is not None and bool(dark) and not self._has_maps(self._batches[dark[0]], [0])
 
-    def _attempt(self, batches: Sequence[Any]) -> tuple[Seen | None, str]:
+    def _attempt(self, batches: Sequence[Any]) -> tuple[PassResult | None, str]:
         """Return what the passes give, or None and what is not finite."""
         try:
             return self._run(batches), ""
@@ -177,8 +181,8 @@ def _spread(m: Tensor, rows: Sequence[int], count: int) -> Tensor:
     return whole
 
 
-def _are_dark(seen: Seen) -> Iterable[bool]:
+def _are_dark(result: PassResult) -> Iterable[bool]:
     """Return for each kind and image whether its map is zero at all layers."""
-    for of_layers in seen.maps.values():
+    for of_layers in result.maps.values():
         nonzero = [m.flatten(1).any(1).cpu() for m in of_layers.values()]
         yield from (torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else ())

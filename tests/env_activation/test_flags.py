@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import yaml
 from hydra.utils import instantiate
 from jsonargparse import ArgumentParser
 from omegaconf import OmegaConf
-from run_script import SCRIPTS, run, run_python, shown
+from run_script import LIGHTNINGS, SCRIPTS, forks, run_python, shown
 
 from normgrad_lightning import NormGradCallback
 
@@ -152,7 +151,7 @@ def test_a_value_of_the_wrong_type_ends_the_command_with_a_sentence(argument, tm
 
 
 def test_a_wrong_value_ends_a_run_before_training(tmp_path):
-    result = run(tmp_path, [sys.executable, *map(str, EXAMPLE), "--normgrad.layers=[stage9]"])
+    result = forks(LIGHTNINGS).run(tmp_path, *EXAMPLE, "--normgrad.layers=[stage9]")
     assert result.returncode == 1
     assert "ValueError: `layers`: expected names or globs of the model's layers, but 'stage9' matches" in result.stderr
     assert "Epoch" not in result.stdout + result.stderr

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from networks import ResNet, batch
 from torch.nn import functional as F
 from twice import Lit, assert_same, train, watching
 
-from normgrad_lightning import order0_maps, order1_maps
+from normgrad_lightning import NormGradCallback, order0_maps, order1_maps
 from normgrad_lightning.env_activation.environment_callback import in_variables
 from normgrad_lightning.environment import flags
 from normgrad_lightning.isolated.inner_step import InnerStep
@@ -59,14 +60,16 @@ class NeedsMuch(Lit):
 FEATURES = []
 
 
-@pytest.mark.parametrize("lack", LACKS)
+PROBE_ALONE = {"probe": "train", "order1_every_n_steps": None, "num_images": 2}
+
+
 @pytest.mark.parametrize(
-    ("given", "remedy"),
+    ("lack", "given", "remedy"),
     [
-        ({}, "`order1_every_n_steps=None`"),
-        ({"per_image": False}, "`per_image=True`"),
-        ({"probe": "train", "order1_every_n_steps": None, "num_images": 2}, "`num_images=1`"),
-        ({"probe": "train", "order1_every_n_steps": None, "num_images": 2}, "`probe=False`"),
+        *((lack, {}, "`order1_every_n_steps=None`") for lack in LACKS),
+        (lack_on_the_cpu, {"per_image": False}, "`per_image=True`"),
+        (lack_on_the_cpu, PROBE_ALONE, "`num_images=1`"),
+        (lack_on_the_cpu, PROBE_ALONE, "`probe=False`"),
     ],
 )
 def test_training_goes_on_after_one_warning_and_the_remedy_works(lack, given, remedy, tmp_path, monkeypatch):
@@ -87,11 +90,8 @@ def test_training_goes_on_after_one_warning_and_the_remedy_works(lack, given, re
     assert remedy in watched.warned[0]
     variable, _, value = in_variables(remedy).strip("`").partition("=")
     monkeypatch.setenv(variable, value)
-    advised = flags({name: kind for name, kind in KINDS.items() if variable.lower().endswith(name)})
+    advised = flags(get_type_hints(NormGradCallback.__init__))
     assert train(make, tmp_path / "advised", watching(on_error="warn", **{**given, **advised})).warned == []
-
-
-KINDS = {"order1_every_n_steps": int | None, "per_image": bool, "num_images": int, "probe": bool | str | None}
 
 
 @pytest.mark.parametrize("lack", LACKS)

@@ -171,7 +171,12 @@ LOSSES = {
     "VICReg": (vicreg, "an image alone is not finite"),
     "Barlow Twins": (barlow_twins, r"an image alone fails with ValueError \(Expected more than 1 value"),
 }
+first, *others = LOSSES
 every_loss = pytest.mark.parametrize(("loss", "why"), LOSSES.values(), ids=LOSSES)
+most_at_night = pytest.mark.parametrize(
+    ("loss", "why"),
+    [pytest.param(*LOSSES[first], id=first), *(pytest.param(*LOSSES[n], id=n, marks=pytest.mark.slow) for n in others)],
+)
 
 
 class TwoViews(Lit):
@@ -204,21 +209,21 @@ def test_a_loss_that_needs_the_batch_gets_one_warning_with_the_reason_and_the_re
     assert callback.skipped == 0
 
 
-@every_loss
+@most_at_night
 def test_that_remedy_works(loss, why, tmp_path):
     callback = NormGradCallback(every_n_steps=1, order1_every_n_steps=1, num_images=2, per_image=False)
     assert our_warnings(TwoViews(loss), callback, tmp_path) == []
     assert all(m.any() for m in callback.order1["order1"].values())
 
 
-@every_loss
+@most_at_night
 def test_training_keeps_its_bits(loss, why, tmp_path):
     plain = train(lambda: TwoViews(loss), tmp_path / "plain")
     watched = train(lambda: TwoViews(loss), tmp_path / "watched", watching(on_error="warn"))
     assert_same(plain, watched)
 
 
-@every_loss
+@most_at_night
 def test_where_the_environment_has_set_it_the_remedy_is_a_variable(loss, why, tmp_path, monkeypatch):
     for flag, text in {"": "1", "_EVERY_N_STEPS": "1", "_ORDER1_EVERY_N_STEPS": "1", "_NUM_IMAGES": "2"}.items():
         monkeypatch.setenv(f"NORMGRAD{flag}", text)

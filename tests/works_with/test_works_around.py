@@ -419,7 +419,10 @@ def test_tuners(tmp_path, tuner):
 
 
 @row("Around it", '`profiler="simple"`, `"advanced"`, `"pytorch"`')
-@pytest.mark.parametrize("profiler", [SimpleProfiler, AdvancedProfiler, PyTorchProfiler])
+@pytest.mark.parametrize(
+    "profiler",
+    [SimpleProfiler, *(pytest.param(p, marks=pytest.mark.slow) for p in (AdvancedProfiler, PyTorchProfiler))],
+)
 def test_profilers(tmp_path, profiler):
     for name in ("plain", "watched"):
         (tmp_path / name).mkdir()
