@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from normgrad_lightning.check.network import NetworkCall, scores_in
 from normgrad_lightning.check.regions import coarse_map, put_into
+from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.batches import batch_size, single_images
 from normgrad_lightning.isolated.batchnorm_warmup import collected, layers_warming_up
 from normgrad_lightning.isolated.choose_layers import auto_layers
@@ -168,10 +169,10 @@ def network_pool(call: NetworkCall, images: Tensor, maps: Mapping[str, Tensor], 
         maps: their maps.
         labels: the class of each image of the step.
     """
-    targets, entrance = torch.tensor(labels, device=call.scores.device), Entrance()
+    targets, entrance = from_host(torch.tensor(labels), call.scores.device), Entrance()
 
     def losses(changed: Changed, image_rows: Sequence[int], donor_rows: Sequence[int]) -> Losses:
-        rows, others = (torch.tensor(list(r), device=targets.device) for r in (image_rows, donor_rows))
+        rows, others = (from_host(torch.tensor(list(r)), targets.device) for r in (image_rows, donor_rows))
         run = partial(_network_losses, call, targets, entrance, changed, rows, others)
         return with_few_copies(call.module, run, exact=True)
 

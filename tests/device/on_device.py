@@ -258,6 +258,19 @@ def test_waits_and_launches_of_a_step(tmp_path, waits, launches, flags):
 
 
 @on_stand_in
+def test_waits_of_a_step_with_passes_of_our_own(tmp_path):
+    """The probe at the first events, and the check, here near the end of the run."""
+    callback, counted = NormGradCallback(budget=None, on_error="raise"), OfSteps()
+    options = {**chosen.trainer_options(), "data": lambda: twice.loader(12 * 64, 64), "callbacks": lambda: [counted]}
+    twice.train(lambda: twice.Lit(ResNet), tmp_path, callback, **options)
+    assert callback.check
+    assert "probe_order0" in callback.latest
+    for step in (0, 10):
+        waits = counted.steps[step + 1].waits
+        assert 0 < waits.total() <= 12, waits
+
+
+@on_stand_in
 def test_a_run_without_float64_and_frexp_is_as_any_other(tmp_path):
     """As on Apple's GPUs."""
     plain, _, _ = trained(tmp_path / "plain", watch=False)
