@@ -168,7 +168,8 @@ def show(figures: Figures) -> str:
 
 def beside(of: Figures) -> str:
     """Bytes that hooks keep as a part of what autograd keeps."""
-    return f"{100 * of['hooks'] / of['autograd']:.2g} %"
+    share = 100 * of["hooks"] / of["autograd"]
+    return f"{share:.0f} %" if share >= 1 else f"{share:.2g} %"
 
 
 def main() -> None:
