@@ -391,7 +391,7 @@ def _checked_maps(maps: list[Tensor]) -> list[Tensor]:
             f"`maps`: expected as many images and as many axes at each layer, but got {shapes}. Pass maps of the same "
             "images."
         )
-    if any(bool((m < 0).any()) for m in maps):
+    if bool(torch.stack([(m < 0).any().to(maps[0].device) for m in maps]).any()):
         raise ValueError("`maps`: expected values from 0 up, but some are negative. Signed maps cannot be combined.")
     dtype = torch.float64 if any(m.dtype == torch.float64 for m in maps) else torch.float32
     return [plain(m).detach().to(dtype) for m in maps]

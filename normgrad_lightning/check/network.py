@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.hooks.safe_hooks import Hook, WeakMethod, current_backward, on_forward
+from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.layers.module_tree import compiled_layers, with_fast_path
 from normgrad_lightning.layers.names import named_layers
@@ -130,7 +131,7 @@ class NetworkWatch:
         """Ignore it: a call that cannot be understood is not the network."""
 
 
-def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: float) -> NetworkCall | None:
+def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: Tensor) -> NetworkCall | None:
     """Return the outermost call whose scores have this loss as their mean cross-entropy; None if there is none.
 
     Args:
@@ -143,9 +144,11 @@ def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: float)
         count, classes = call.scores.shape
         if count != len(labels) or not all(0 <= label < classes for label in labels):
             continue
-        targets = torch.tensor(labels, device=call.scores.device)
+        device = call.scores.device
+        targets = from_host(torch.tensor(labels), device)
         found = [F.cross_entropy(call.scores.float(), targets, label_smoothing=smoothing) for smoothing in SMOOTHINGS]
-        tolerance = (IN_HALF if call.scores.dtype in HALF else TOLERANCE) * max(1.0, abs(loss))
-        if any(abs(value - loss) <= tolerance for value in torch.stack(found).tolist()):
+        wanted, *values = torch.stack([loss.detach().float().reshape(()).to(device), *found]).tolist()
+        tolerance = (IN_HALF if call.scores.dtype in HALF else TOLERANCE) * max(1.0, abs(wanted))
+        if any(abs(value - wanted) <= tolerance for value in values):
             return call
     return None

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from normgrad_lightning.check.network import NetworkCall, scores_in
 from normgrad_lightning.check.regions import coarse_map, put_into
-from normgrad_lightning.isolated.batches import batch_size, copied, single_images
+from normgrad_lightning.hooks.to_host import from_host
+from normgrad_lightning.isolated.batches import batch_size, single_images
 from normgrad_lightning.isolated.batchnorm_warmup import collected, layers_warming_up
 from normgrad_lightning.isolated.choose_layers import auto_layers
-from normgrad_lightning.isolated.one_pass import LossFunction, replayed, with_few_copies
+from normgrad_lightning.isolated.one_pass import LossFunction, replayed, widened_batch, with_few_copies
 from normgrad_lightning.isolated.sandbox import HALF, Sandbox
 from normgrad_lightning.layers.names import AUTO
 from normgrad_lightning.layers.nested import map_tensors
@@ -168,14 +169,12 @@ def network_pool(call: NetworkCall, images: Tensor, maps: Mapping[str, Tensor], 
         maps: their maps.
         labels: the class of each image of the step.
     """
-    targets, entrance = torch.tensor(labels, device=call.scores.device), Entrance()
+    targets, entrance = from_host(torch.tensor(labels), call.scores.device), Entrance()
 
     def losses(changed: Changed, image_rows: Sequence[int], donor_rows: Sequence[int]) -> Losses:
-        rows, others = (torch.tensor(list(r), device=targets.device) for r in (image_rows, donor_rows))
+        rows, others = (from_host(torch.tensor(list(r)), targets.device) for r in (image_rows, donor_rows))
         run = partial(_network_losses, call, targets, entrance, changed, rows, others)
-        if any(p.dtype in HALF for p in call.module.parameters()):
-            return run(True)
-        return with_few_copies(call.module, run)
+        return with_few_copies(call.module, run, exact=True)
 
     return Pool(images, maps, list(labels[: len(images)]), losses)
 
@@ -205,9 +204,9 @@ def _network_losses(
         return result
 
     with torch.no_grad(), own_pass(), torch.autocast(labels.device.type, enabled=False):
-        if layers_warming_up(call.module):
+        if young := layers_warming_up(call.module):
             whole = _widened(call)
-            sandbox.replace(collected(call.module, sandbox.run, lambda model: model(*whole.args, **whole.kwargs)))
+            sandbox.replace(collected(young, sandbox.run, lambda model: model(*whole.args, **whole.kwargs)))
         of_images, of_donors = _widened(call.at(image_rows)), _widened(call.at(donor_rows))
         on_images = [scores(of_images, changed.images, after) for after in changed[:3]]
         on_donors = [scores(of_donors, changed.donors, after) for after in changed[4:]]
@@ -228,7 +227,8 @@ def loss_pool(
 ) -> Pool:
     """Return a pool that asks the loss of single images: for any loss that an image has alone, and any batch.
 
-    One forward and backward pass for each image finds its map, and the image as it enters the network.
+    One forward and backward pass for each image finds its map, and the image as it enters the network. All
+    passes run in float32, also where weights are in half precision.
 
     Args:
         model: any module.
@@ -246,7 +246,7 @@ def loss_pool(
     ones, options = single_images(batch, chosen), options or ReadOptions()
     if layers == AUTO:
         layers = auto_layers(model, loss_fn, batch, options)
-    seen = [replayed(model, loss_fn, one, layers, options, training=False) for one in ones]
+    seen = [replayed(model, loss_fn, one, layers, options, training=False, exact=True) for one in ones]
     entered = [recorder.images for recorder in seen]
     images = [t for t in entered if t is not None and len(t) == 1]
     if len(images) < len(entered):
@@ -259,15 +259,18 @@ def loss_pool(
     if not maps:
         raise CannotCheck("no layer has maps")
 
+    def sandbox(copies: bool) -> Sandbox:
+        return Sandbox(model, exact=True, read_only=not copies)
+
     def loss_of(one: int, after: Tensor) -> Tensor:
         def run(stand_in: nn.Module) -> Tensor:
             with torch.no_grad(), Entrance().replaced(stand_in, images[one], after):
-                loss: Tensor = plain(loss_fn(stand_in, copied(ones[one])))
+                loss: Tensor = plain(loss_fn(stand_in, widened_batch(ones[one])))
                 return loss.detach().float().reshape(())
 
         with own_pass():
-            value: Tensor = with_few_copies(model, lambda copies: Sandbox(model, read_only=not copies).run(run))
-        return value
+            loss: Tensor = with_few_copies(model, lambda copies: sandbox(copies).run(run), exact=True)
+        return loss
 
     def losses(changed: Changed, image_rows: Sequence[int], donor_rows: Sequence[int]) -> Losses:
         plain_, covered, covered_control = (_stacked(loss_of, image_rows, after) for after in changed[:3])

@@ -35,9 +35,9 @@ class Example:
     pasted: Tensor
     ratio: Tensor
 
-    def on_host(self) -> Example:
-        """Return the same on the CPU."""
-        return Example(*(t.cpu() for t in vars(self).values()))
+    def copied(self) -> Example:
+        """Return the same in memory of its own: what arrives on the host together lives together."""
+        return Example(*(t.clone() for t in vars(self).values()))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,6 +22,7 @@ from normgrad_lightning.check.passes import Changed, Losses, Pool
 from normgrad_lightning.check.results import ClassCheck, Example, Tally, class_check, packed
 from normgrad_lightning.check.rule import MIN_IMAGES, strength
 from normgrad_lightning.check.typical import TypicalOfOthers
+from normgrad_lightning.hooks.to_host import OnTheWay, from_host
 
 ALL = -1
 """In place of a class, where no labels are known."""
@@ -85,11 +88,11 @@ class _Row(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """What a piece gave, where the passes ran; it is looked at in the next call, so nothing waits for it."""
+    """What a piece gave: values, then examples. It is looked at in the next call, so nothing waits for it."""
 
     rows: Sequence[_Row]
-    values: Tensor
-    examples: Mapping[tuple[int, str], Example]
+    examples: Sequence[tuple[int, str]]
+    tensors: OnTheWay
 
 
 class _UsedImages(WeakKeyDictionary[Pool, set[tuple[str, int]]]):
@@ -243,14 +246,17 @@ class Check:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        for row, values in zip(pending.rows, pending.values.tolist(), strict=True):
+        given, *of_examples = pending.tensors.arrived()
+        for row, values in zip(pending.rows, given.tolist(), strict=True):
             *losses, image, area = values
             self._now[row.label].add(row.form, image, losses)
             self._now[row.label].areas[row.form] = area
-        for (label, form), example in pending.examples.items():
+        parts = iter(of_examples)
+        for label, form in pending.examples:
+            example = Example(*islice(parts, len(fields(Example))))
             kept = self._now[label].examples.get(form)
             if kept is None or float(example.ratio) > float(kept.ratio):
-                self._now[label].examples[form] = example.on_host()
+                self._now[label].examples[form] = example.copied()
 
     def results(self) -> dict[int, ClassCheck]:
         """Return what is known of each class; one with fewer than eight images is left out."""
@@ -316,7 +322,7 @@ def _measured(pool: Pool, rows: Sequence[_Row], typical: TypicalOfOthers) -> _Pe
     device, size = pool.images.device, pool.images.shape[2:]
 
     def tensor(values: Sequence[Any]) -> Tensor:
-        return torch.tensor(values, device=device)
+        return from_host(torch.tensor(values), device)
 
     images, donors = [row.image for row in rows], [row.donor for row in rows]
     own = tensor(images)
@@ -335,7 +341,9 @@ def _measured(pool: Pool, rows: Sequence[_Row], typical: TypicalOfOthers) -> _Pe
     losses = Losses(*losses[:3], *(t.where(pasted, torch.nan) for t in losses[3:]))
     fingerprints = pool.images.flatten(1)[own, ::3].float().sum(1)
     values = packed(losses, fingerprints, inside.flatten(1).float().mean(1))
-    return _Pending(rows, values, dict(_examples(rows, changed, inside, maps.flatten(1).amax(1))))
+    examples = dict(_examples(rows, changed, inside, maps.flatten(1).amax(1)))
+    of_examples = [t for example in examples.values() for t in vars(example).values()]
+    return _Pending(rows, list(examples), OnTheWay([values, *of_examples]))
 
 
 def _examples(
@@ -343,8 +351,8 @@ def _examples(
 ) -> Iterator[tuple[tuple[int, str], Example]]:
     """Yield the clearest image of each class and form, small."""
     for key in dict.fromkeys((row.label, row.form) for row in rows):
-        at = torch.tensor([n for n, row in enumerate(rows) if (row.label, row.form) == key], device=ratio.device)
-        best = at[ratio[at].argmax()][None]
+        at = from_host(torch.tensor([n for n, row in enumerate(rows) if (row.label, row.form) == key]), ratio.device)
+        best = at[ratio[at].argmax(0, keepdim=True)]
         image, covered, pasted = (_small(t[best]) for t in (changed.images, changed.covered, changed.pasted))
         region = _small(inside[best][:, None])
         yield key, Example(image[0], region[0, 0] > 0.5, covered[0], pasted[0], ratio[best])

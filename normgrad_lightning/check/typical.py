@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from normgrad_lightning.hooks.to_host import from_host
+
 _PRIOR = 8.0  # even maps that a mean starts with: of few images nothing is typical yet
 _FLOOR = 0.1  # where others have hardly any signal, ratios mean nothing
 _CLASSES = 64  # whose own sums are kept
@@ -30,7 +32,7 @@ class TypicalOfOthers:
         for label in dict.fromkeys(labels):
             if label in self._of or len(self._of) < _CLASSES:
                 rows = [row for row, other in enumerate(labels) if other == label]
-                self._of[label] = self._of.get(label, 0.0) + maps[torch.tensor(rows, device=maps.device)].sum(0)
+                self._of[label] = self._of.get(label, 0.0) + maps[from_host(torch.tensor(rows), maps.device)].sum(0)
                 self._counts[label] = self._counts.get(label, 0.0) + len(rows)
 
     def removed(self, maps: Tensor, labels: Sequence[int]) -> Tensor:

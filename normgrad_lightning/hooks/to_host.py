@@ -1,9 +1,9 @@
-"""Takes tensors to the host without making the training thread wait for the device."""
+"""Takes tensors to the host, and back, without making the training thread wait for the device."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,16 @@ _COPIES_BESIDE = ("cuda", "xpu")
 """Devices that copy to pinned memory while the host goes on, and know when it is safe to reuse that memory."""
 
 _Arrive = Callable[[], list[Tensor]]
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all values of all tensors are finite; one wait for each device."""
+    return all(OnTheWay([t.isfinite().all() for t in tensors]).arrived())
+
+
+def from_host(t: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device; nobody waits for it, if the device can do that."""
+    return t.to(device, non_blocking=device.type in _COPIES_BESIDE)
 
 
 class OnTheWay:

@@ -8,45 +8,50 @@ the statistics of its batch instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normgrad_lightning.hooks.to_host import OnTheWay
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
 STILL_YOUNG = 0.01
 """How much of running statistics may be what they started with."""
 
 
-def layers_warming_up(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """Return the BatchNorm layers whose running statistics are still to more than 1 % what they started with."""
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    return [layer for layer in layers if layer.running_mean is not None and _share_of_start(layer) > STILL_YOUNG]
+def layers_warming_up(model: nn.Module) -> dict[BatchNorm, int]:
+    """Return the BatchNorm layers whose running statistics are still to more than 1 % what they started with.
 
-
-def updates(layer: nn.modules.batchnorm._BatchNorm) -> int:
-    """Return how often its running statistics have been updated."""
-    return int(layer.num_batches_tracked or 0)
+    With each of them comes how often its statistics have been updated.
+    """
+    layers = [m for m in model.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
+    counts = OnTheWay([torch.zeros(()) if m.num_batches_tracked is None else m.num_batches_tracked for m in layers])
+    updates = {layer: int(count) for layer, count in zip(layers, counts.arrived(), strict=True)}
+    return {layer: count for layer, count in updates.items() if _share_of_start(layer, count) > STILL_YOUNG}
 
 
 def collected(
-    model: nn.Module, run: Callable[[Callable[[nn.Module], Any]], Any], forward: Callable[[nn.Module], Any]
+    layers: Iterable[BatchNorm],
+    run: Callable[[Callable[[nn.Module], Any]], Any],
+    forward: Callable[[nn.Module], Any],
 ) -> dict[int, Tensor]:
     """Return the statistics of one forward pass for these layers of a model, by the identity of the buffers.
 
     Args:
-        model: any module.
+        layers: the young ones.
         run: runs a function of the model without a trace.
         forward: the pass.
     """
-    layers = layers_warming_up(model)
     names = ("running_mean", "running_var")
     buffers = {(layer, name): id(getattr(layer, name)) for layer in layers for name in names}
 
     def collect(stand_in: nn.Module) -> dict[int, Tensor]:
         for layer in layers:
-            layer.num_batches_tracked.zero_()  # type: ignore[union-attr]
-            layer.momentum = None  # a plain mean over the calls of this pass
+            layer.momentum = 1.0
+            layer.register_forward_pre_hook(_MeanOverCalls())
             vars(layer)["training"] = True
         with torch.no_grad():
             forward(stand_in)
@@ -56,10 +61,20 @@ def collected(
     return statistics
 
 
-def _share_of_start(layer: nn.modules.batchnorm._BatchNorm) -> float:
+class _MeanOverCalls:
+    """Lets a layer's statistics be the plain mean over its calls. Torch's own way to do so waits for the device."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, layer: BatchNorm, _: Any) -> None:
+        self._calls += 1
+        layer.momentum = 1 / self._calls
+
+
+def _share_of_start(layer: BatchNorm, updates: int) -> float:
     """Return how much of the running statistics is what they started with."""
-    count = updates(layer)
     if layer.momentum is None:  # a plain mean
-        return float(count == 0)
-    share: float = (1 - layer.momentum) ** count
+        return float(updates == 0)
+    share: float = (1 - layer.momentum) ** updates
     return share

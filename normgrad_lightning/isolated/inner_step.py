@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 from normgrad_lightning import functional
 from normgrad_lightning.checks import check_flag, check_positive
 from normgrad_lightning.functional import hessian_factor
-from normgrad_lightning.isolated.batches import copied
-from normgrad_lightning.isolated.batchnorm_warmup import collected, layers_warming_up, updates
+from normgrad_lightning.hooks.to_host import are_finite
+from normgrad_lightning.isolated.batchnorm_warmup import BatchNorm, collected, layers_warming_up
 from normgrad_lightning.isolated.interrupts import failures_dropped
 from normgrad_lightning.isolated.one_pass import (
     LAYERS,
@@ -33,6 +34,7 @@ from normgrad_lightning.isolated.one_pass import (
     does_not_depend,
     graph_roots,
     loss_and_gradients,
+    widened_batch,
 )
 from normgrad_lightning.isolated.pairs import (
     Keep,
@@ -48,7 +50,6 @@ from normgrad_lightning.isolated.pairs import (
 )
 from normgrad_lightning.isolated.sandbox import Sandbox, widened_copy
 from normgrad_lightning.layers.names import named_layers
-from normgrad_lightning.layers.nested import map_tensors
 from normgrad_lightning.maps import EPSILON, KINDS, READ_KINDS, MapKind
 
 DIFFERENCE = 0.5
@@ -137,10 +138,14 @@ class InnerStepPasses:
         """The images of the latest pass."""
         return self._recorder.images
 
+    @cached_property
+    def _young(self) -> dict[BatchNorm, int]:
+        return layers_warming_up(self._model)
+
     @property
     def batchnorm_warmup(self) -> int | None:
         """The fewest updates of BatchNorm layers that have hardly any statistics yet; None if there are no such."""
-        return min(map(updates, layers_warming_up(self._model)), default=None)
+        return min(self._young.values(), default=None)
 
     def use_statistics_of(self, batch: Any) -> bool:
         """Let such layers normalise with the statistics of this batch from now on; False if it has none."""
@@ -148,11 +153,11 @@ class InnerStepPasses:
         parameters, _ = self._weights.stand_ins(learning=False)
         with failures_dropped():  # of one image, there may be too few values
             statistics = collected(
-                self._model,
+                self._young,
                 lambda function: self._sandbox.run(function, parameters),
                 lambda model: self._loss_fn(model, widened_batch(batch)),
             )
-            if all(t.isfinite().all() for t in statistics.values()):
+            if are_finite(statistics.values()):
                 self._sandbox.replace(statistics)
                 return True
         return False
@@ -207,11 +212,6 @@ class InnerStepPasses:
         with torch.enable_grad():
             gradient: Gradient = self._sandbox.run(forward_and_backward, parameters)
         return gradient
-
-
-def widened_batch(batch: Any) -> Any:
-    """Return a copy of a batch, in float32 where it is in half precision."""
-    return map_tensors(widened_copy, copied(batch))
 
 
 def _combined(kind: MapKind, maps: dict[str, LayerMaps]) -> LayerMaps:

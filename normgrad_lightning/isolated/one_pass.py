@@ -15,7 +15,7 @@ from normgrad_lightning.hooks.observer import ReadCall
 from normgrad_lightning.hooks.recorder import NormGrad
 from normgrad_lightning.isolated.batches import copied
 from normgrad_lightning.isolated.interrupts import failures_dropped
-from normgrad_lightning.isolated.sandbox import Sandbox, read_only
+from normgrad_lightning.isolated.sandbox import HALF, Sandbox, read_only, widened_copy
 from normgrad_lightning.layers.names import AUTO
 from normgrad_lightning.layers.nested import map_tensors
 from normgrad_lightning.layers.options import ReadOptions
@@ -120,13 +120,21 @@ def alone(loss_fn: LossFunction, model: nn.Module) -> AbstractContextManager[Any
     return nullcontext() if around is None else around(model)
 
 
-def with_few_copies(model: nn.Module, run: Callable[[bool], _T]) -> _T:
+def widened_batch(batch: Any) -> Any:
+    """Return a copy of a batch, in float32 where it is in half precision."""
+    return map_tensors(widened_copy, copied(batch))
+
+
+def with_few_copies(model: nn.Module, run: Callable[[bool], _T], *, exact: bool = False) -> _T:
     """Return what `run(copies)` returns; without copies, if that works.
 
     Without copies, a pass runs on the model's own weights, read-only, and its graph begins at the lowest features
     themselves. A model that writes to either where it must not gets an error before a weight changes or a gradient is
-    wrong. Then the pass runs again with copies; for this model, also from then on.
+    wrong. Then the pass runs again with copies; for this model, also from then on. A pass that must be `exact` needs
+    copies of weights in half precision: wider ones.
     """
+    if exact and any(p.dtype in HALF for p in model.parameters()):
+        return run(True)
     if model not in _need_copies:
         with failures_dropped():
             return run(False)
@@ -143,6 +151,7 @@ def replayed(
     options: ReadOptions,
     *,
     training: bool = True,
+    exact: bool = False,
     **recording: Any,
 ) -> NormGrad:
     """Return a recorder that has seen a training step: the gradients that reach layers in training reach them here.
@@ -157,11 +166,13 @@ def replayed(
         layers: see `select_layers`.
         options: how to read layers.
         training: whether BatchNorm, dropout and the like run as in training, with the random numbers that come next.
+        exact: whether to compute in float32 what training computes in half precision.
         recording: other arguments of `NormGrad`.
     """
+    copied_weight, copied_batch = (widened_copy, widened_batch) if exact else (Tensor.clone, copied)
 
     def replay(copies: bool) -> NormGrad:
-        weight = Tensor.clone if copies else read_only
+        weight = copied_weight if copies else read_only
         stand_ins = {name: weight(p.detach()).requires_grad_(p.requires_grad) for name, p in model.named_parameters()}
         learning = [p for p in stand_ins.values() if p.requires_grad]
         recorder = _EdgeRecorder(model, layers, **recording, **vars(options))
@@ -170,15 +181,15 @@ def replayed(
             return learning if layers == AUTO else recorder.edges or learning
 
         def step(stand_in: nn.Module) -> None:
-            loss_and_gradients(loss_fn, stand_in, copied(batch), wanted, PARAMETERS)
+            loss_and_gradients(loss_fn, stand_in, copied_batch(batch), wanted, PARAMETERS)
 
         with recorder:
-            Sandbox(model, training=training).run(step, stand_ins)
+            Sandbox(model, training=training, exact=exact).run(step, stand_ins)
         recorder.edges.clear()  # they keep the graph alive
         return recorder
 
     with torch.enable_grad(), own_pass():
-        return with_few_copies(model, replay)
+        return with_few_copies(model, replay, exact=exact)
 
 
 class _EdgeRecorder(NormGrad):

@@ -20,9 +20,9 @@ from normgrad_lightning.checks import check_flag
 from normgrad_lightning.isolated.batches import single_images
 from normgrad_lightning.isolated.choose_layers import auto_layers
 from normgrad_lightning.isolated.inner_step import InnerStep, InnerStepPasses
-from normgrad_lightning.isolated.one_pass import LossFunction, NotFinite, check_loss_fn
+from normgrad_lightning.isolated.one_pass import LossFunction, check_loss_fn
 from normgrad_lightning.isolated.pairs import LayerMaps, PairRecorder
-from normgrad_lightning.isolated.retry import PassResult, Retry, WholeBatch
+from normgrad_lightning.isolated.retry import PassResult, Retry, WholeBatch, dark_of
 from normgrad_lightning.layers.names import AUTO, check_model, check_spec, match_layers
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.layers.own_passes import own_pass
@@ -178,9 +178,7 @@ def _run(passes: InnerStepPasses, recorder: PairRecorder, kinds: Sequence[str], 
         results.append(passes.maps(batch, kinds))
         images.append(recorder.images)
     maps = {kind: _joined([result[kind] for result in results]) for kind in kinds}
-    if not all(m.isfinite().all() for of_layers in maps.values() for m in of_layers.values()):
-        raise NotFinite("`loss_fn`: expected finite gradients at the layers, but they are not.")
-    return PassResult(maps, None if any(i is None for i in images) else _stacked(images))
+    return PassResult(maps, None if any(i is None for i in images) else _stacked(images), dark_of(maps))
 
 
 def _joined(maps: Sequence[LayerMaps]) -> LayerMaps:

@@ -242,13 +242,13 @@ def _requires_grad(leaf: Tensor) -> Restore:
 
 
 def _tensor(tensor: Tensor, memory: Tensor, before: Tensor) -> Restore:
-    """Put back where a tensor keeps its values, and the values."""
+    """Put back where a tensor keeps its values, and the values; on other devices always, for to compare is to wait."""
 
     def restore() -> None:
         with no_overrides():
             if tensor.data_ptr() != memory.data_ptr() or tensor.shape != before.shape:
                 tensor.data = memory
-            if not torch.equal(memory, before):
+            if memory.device.type != "cpu" or not torch.equal(memory, before):
                 memory.data.copy_(before)
 
     return restore

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from normgrad_lightning.isolated.batches import CannotSlice, batch_size, images_at
-from normgrad_lightning.isolated.inner_step import widened_batch
 from normgrad_lightning.isolated.interrupts import failures_dropped
-from normgrad_lightning.isolated.one_pass import LossFunction, alone, name_of
+from normgrad_lightning.isolated.one_pass import LossFunction, alone, name_of, widened_batch
 from normgrad_lightning.isolated.sandbox import Sandbox
 from normgrad_lightning.layers.own_passes import own_pass
 

@@ -6,12 +6,13 @@ gradient, the reason may be that BatchNorm has no statistics yet, or that the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from normgrad_lightning.hooks.to_host import OnTheWay, are_finite
 from normgrad_lightning.isolated.inner_step import InnerStepPasses
 from normgrad_lightning.isolated.interrupts import failures_dropped, is_out_of_memory
 from normgrad_lightning.isolated.one_pass import NotFinite, NothingToRead
@@ -40,11 +41,13 @@ class PassResult(NamedTuple):
     Attributes:
         maps: by kind.
         images: that they are of; None if none was recognised.
+        dark: for each kind and image, whether its map is zero at all layers.
         nothing_to_learn: whether some images have a loss without any gradient, before an inner step.
     """
 
     maps: dict[str, LayerMaps]
     images: Tensor | None
+    dark: Sequence[bool]
     nothing_to_learn: bool = False
 
 
@@ -98,7 +101,7 @@ class Retry:
             updates = None
         result, problem = self._attempt(self._batches)
         result = result or self._without_ignored()
-        if result is not None and (result.nothing_to_learn or not any(_are_dark(result))):
+        if result is not None and (result.nothing_to_learn or not any(result.dark)):
             return result
         if updates is not None and self._passes.use_statistics_of(self._whole.batch):
             result, problem = self._attempt(self._batches)
@@ -108,7 +111,7 @@ class Retry:
                 raise NeedsBatch("is not finite", "is")
             is_young = updates == 0 and all(bool(t.isfinite().all()) for t in floating_tensors(self._whole.batch))
             raise _without_statistics(problem) if is_young else NotFinite(problem)
-        if all(_are_dark(result)) and self._needs_batch(all):
+        if all(result.dark) and self._needs_batch(all):
             raise NeedsBatch("has no gradient", "has one")
         return result._replace(nothing_to_learn=self._is_learned(result))
 
@@ -132,12 +135,12 @@ class Retry:
                         kind: {name: _spread(m, others, count) for name, m in of.items()}
                         for kind, of in result.maps.items()
                     }
-                    return PassResult(of_all, images, nothing_to_learn=True)
+                    return PassResult(of_all, images, (), nothing_to_learn=True)
         return None
 
     def _is_learned(self, result: PassResult) -> bool:
         """Return whether the first image whose maps are zero had no gradient even before an inner step."""
-        dark = [i % len(self._batches) for i, is_dark in enumerate(_are_dark(result)) if is_dark]
+        dark = [i % len(self._batches) for i, is_dark in enumerate(result.dark) if is_dark]
         return self._whole.indices is not None and bool(dark) and not self._has_maps(self._batches[dark[0]], [0])
 
     def _attempt(self, batches: Sequence[Any]) -> tuple[PassResult | None, str]:
@@ -163,7 +166,7 @@ class Retry:
     def _has_maps(self, batch: Any, indices: Sequence[int]) -> bool:
         with failures_dropped():
             maps = [m[list(indices)] for m in self._passes.order0(batch).values()]
-            return all(m.isfinite().all() for m in maps) and any(m.any() for m in maps)
+            return are_finite(maps) and any(m.any() for m in maps)
         return False
 
 
@@ -181,8 +184,16 @@ def _spread(m: Tensor, rows: Sequence[int], count: int) -> Tensor:
     return whole
 
 
-def _are_dark(result: PassResult) -> Iterable[bool]:
-    """Return for each kind and image whether its map is zero at all layers."""
-    for of_layers in result.maps.values():
-        nonzero = [m.flatten(1).any(1).cpu() for m in of_layers.values()]
-        yield from (torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else ())
+def dark_of(maps: Mapping[str, LayerMaps]) -> list[bool]:
+    """Return for each kind and image whether its map is zero at all layers.
+
+    Raises:
+        NotFinite: a map is not.
+    """
+    nonzero = [m.flatten(1).any(1) for of_layers in maps.values() for m in of_layers.values()]
+    finite = [m.isfinite().all() for of_layers in maps.values() for m in of_layers.values()]
+    arrived = iter(OnTheWay([*finite, *nonzero]).arrived())
+    if not all([bool(next(arrived)) for _ in finite]):
+        raise NotFinite("`loss_fn`: expected finite gradients at the layers, but they are not.")
+    of_kinds = [[next(arrived) for _ in of_layers] for of_layers in maps.values()]
+    return [dark for of in of_kinds if of for dark in torch.stack(of).any(0).logical_not().tolist()]

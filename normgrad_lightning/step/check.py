@@ -18,6 +18,7 @@ from normgrad_lightning.check.passes import CannotCheck, Pool, loss_pool, networ
 from normgrad_lightning.check.rounds import Check, round_of
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.isolated.batches import batch_size
+from normgrad_lightning.isolated.interrupts import memory_explained
 from normgrad_lightning.isolated.sandbox import NoCollectives, TalksToOthers
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
@@ -105,23 +106,15 @@ class StepCheck:
         self.drop()
         if not was_watching or not trained or not sets or not sets[0].maps:
             return
+        trainer = self._trainer()
+        if trainer is None:
+            return
         context = replace(context, labels=listed(context.labels))
         if not is_last:  # what there is to say then is said in a moment
             self._tell(context)
-        trainer = self._trainer()
-        pool = None if trainer is None else self._pool(trainer, context, sets[0], calls, outputs)
-        if trainer is None or pool is None:
-            return
-        self._check.names = context.names(pool.labels or []) | self._check.names
-        if self._last_round_begins(context.step) and self._check.is_complete:
-            self._began_last_round = True
-            self._check.begin_round(context.step)
-        self._has_looked = True
-        alone: AbstractContextManager[Any] = NoCollectives() if trainer.world_size > 1 else nullcontext()
         try:
-            with silenced(context.module, trainer), alone:
-                while self._check.advance(pool, context.step) and is_last:
-                    pass
+            with memory_explained("To do without it, set `check=False`."):
+                self._advance(trainer, context, sets[0], calls, outputs, is_last=is_last)
         except (CannotCheck, TalksToOthers) as error:
             self._give_up(str(error))
         except Exception:
@@ -184,6 +177,30 @@ class StepCheck:
             self._told |= new.keys()
             self._messenger.announce(trainer, f"NormGrad, step {context.step}: {sentence(list(new.values()))}")
 
+    def _advance(
+        self,
+        trainer: Trainer,
+        context: StepContext,
+        live: MapSet,
+        calls: Sequence[NetworkCall],
+        outputs: Any,
+        *,
+        is_last: bool,
+    ) -> None:
+        """Do a piece, or all, if the step has shown a way."""
+        pool = self._pool(trainer, context, live, calls, outputs)
+        if pool is None:
+            return
+        self._check.names = context.names(pool.labels or []) | self._check.names
+        if self._last_round_begins(context.step) and self._check.is_complete:
+            self._began_last_round = True
+            self._check.begin_round(context.step)
+        self._has_looked = True
+        alone: AbstractContextManager[Any] = NoCollectives() if trainer.world_size > 1 else nullcontext()
+        with silenced(context.module, trainer), alone:
+            while self._check.advance(pool, context.step) and is_last:
+                pass
+
     def _pool(
         self, trainer: Trainer, context: StepContext, live: MapSet, calls: Sequence[NetworkCall], outputs: Any
     ) -> Pool | None:
@@ -207,10 +224,6 @@ class StepCheck:
 
     def _loss_pool(self, trainer: Trainer, context: StepContext, live: MapSet) -> Pool | None:
         """Return a pool that asks the training loss."""
-
-        def loss_fn(module: Any, batch: Any) -> Tensor:
-            return context.loss(module, batch) / context.loss.scale
-
         try:
             context.loss.check(context.module, context.batch)
             count = batch_size(context.batch)
@@ -218,7 +231,8 @@ class StepCheck:
             chosen = sorted({(first + number) % count for number in range(_AT_ONCE)})
             labels = None if context.labels is None or len(context.labels) != count else context.labels
             layers, read = list(live.maps), context.settings.read
-            pool = loss_pool(context.module, loss_fn, context.batch, labels, layers, chosen, read)
+            loss = context.loss.in_float32()
+            pool = loss_pool(context.module, loss, context.batch, labels, layers, chosen, read)
         except ValueError as error:
             self._give_up(str(error))
             return None
@@ -232,7 +246,7 @@ class StepCheck:
             self._messenger.problem(f"NormGrad cannot do the check: {why.rstrip('.')}.")
 
 
-def loss_in(outputs: Any) -> float | None:
+def loss_in(outputs: Any) -> Tensor | None:
     """Return the loss in what a training step gave, as Lightning hands it on; None if there is none."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 and not torch.is_complex(loss) else None
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 and not torch.is_complex(loss) else None

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normgrad_lightning.check.network import NetworkCall, NetworkWatch, recognised, scores_in
+from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.inner_step import InnerStep
 from normgrad_lightning.isolated.interrupts import memory_explained
 from normgrad_lightning.isolated.one_pass import NothingToRead
@@ -86,7 +87,7 @@ class DefaultProbe:
             return Seen()
         call = None
         if context.labels is not None and loss.numel() == 1:
-            call = recognised(calls, context.labels, float(loss * context.loss.undo(context.module)))
+            call = recognised(calls, context.labels, loss * context.loss.undo(context.module))
         if call is None or context.labels is None:
             self._tries -= 1
             return Seen()
@@ -119,7 +120,7 @@ class DefaultProbe:
     def _seen(self, trainer: Trainer, context: StepContext, call: NetworkCall, layers: Sequence[str]) -> Seen:
         settings = context.settings
         batch = map_tensors(
-            lambda t: t.to(call.scores.device), (*self._images.batch, torch.tensor(self._images.labels))
+            lambda t: from_host(t, call.scores.device), (*self._images.batch, torch.tensor(self._images.labels))
         )
         loss = _CrossEntropy(call.module, trainer)
         with memory_explained("To follow no images, set `probe=False`."):

@@ -23,7 +23,7 @@ def call_of(model, run, labels, loss=None):
     watch.attach()
     found = run()
     watch.detach()
-    return recognised(watch.calls, labels.tolist(), float((found if loss is None else loss).detach()))
+    return recognised(watch.calls, labels.tolist(), found if loss is None else loss)
 
 
 def changed_rows(images, rows, donors, maps):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from oracles import marked_images
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.plugins import MixedPrecision
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,6 +19,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from normgrad_lightning import NormGradCallback
 from normgrad_lightning.check.rule import rests
+from normgrad_lightning.layers.own_passes import current_pass
 
 CALLS = []
 """A global of the user's: the batches of all steps."""
@@ -79,6 +81,7 @@ def fit(
     on_error="raise",
     callback=None,
     collate=None,
+    options=None,
     **flags,
 ):
     """Train for some steps, with this callback or one with these flags, or with none; both are returned."""
@@ -97,10 +100,49 @@ def fit(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **(options() if options else {}),
     )
     order = torch.Generator().manual_seed(0)
     trainer.fit(module, DataLoader(data, batch_size, True, generator=order, collate_fn=collate))
     return callback, trainer
+
+
+TYPES = set()
+"""A global of the user's: what scores are computed in, by training and by passes of our own."""
+
+
+class Noted(Module):
+    """Notes the type of its scores."""
+
+    def __init__(self, loss):
+        super().__init__(loss)
+        self.net.register_forward_hook(note)
+
+
+def note(net, images, scores):
+    TYPES.add(("training" if current_pass() is None else "pass", scores.dtype))
+
+
+HALVES = {
+    "bf16-mixed": (torch.bfloat16, lambda: {"precision": "bf16-mixed"}),
+    "bf16-true": (torch.bfloat16, lambda: {"precision": "bf16-true"}),
+    "16-mixed": (
+        torch.float16,
+        lambda: {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**24))]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("half", "options"), HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("loss", ["cross-entropy", "squares"])
+def test_it_computes_in_float32_what_training_computes_in_half_precision(tmp_path, loss, half, options):
+    TYPES.clear()
+    plain, checked = Noted(loss), Noted(loss)
+    fit(tmp_path, plain, 6, options=options)
+    fit(tmp_path, checked, 6, options=options, check=True, probe=False)
+    assert set(TYPES) == {("training", half), ("pass", torch.float32)}
+    for one, other in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_it_tells_what_the_classes_rest_on(tmp_path, caplog):

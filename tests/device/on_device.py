@@ -22,7 +22,7 @@ from normgrad_lightning.hooks.to_host import OnTheWay
 
 on_stand_in = pytest.mark.skipif(chosen.IS_REAL, reason="only the stand-in can do this")
 if not chosen.IS_REAL:
-    from device.stand_in import DEVICE, LAUNCHES_UNTIL_ARRIVAL
+    from device.stand_in import DEVICE, LAUNCHES_UNTIL_ARRIVAL, OfSteps
 
 LAYERS = ["stem", "stage1", "stage2", "stage3"]
 
@@ -239,32 +239,46 @@ def test_the_stand_in_does_not_mix_devices():
         torch.ones(2, device=chosen.NAME) + torch.ones(2)
 
 
-class WaitsOfSteps(pl.Callback):
-    """Keeps how often the package waited between the start of each batch and the start of the next."""
-
-    def __init__(self):
-        self.of_step, self._before = [], Counter()
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        now = Counter(DEVICE.waits)
-        self.of_step.append(now - self._before)
-        self._before = now
+BUDGETS = {
+    "no event": (0, 0, {"every_n_steps": 100, "read_every_n_steps": 100}),
+    "a reading": (2, 40 * len(twice.LAYERS), {"every_n_steps": 100, "read_every_n_steps": 1}),
+    "an event": (4, None, {"every_n_steps": 1}),
+}
 
 
 @on_stand_in
-@pytest.mark.parametrize(
-    ("what", "most", "flags"),
-    [
-        ("no event", 0, {"every_n_steps": 100, "read_every_n_steps": 100}),
-        ("a reading", 2, {"every_n_steps": 100, "read_every_n_steps": 1}),
-        ("an event", 4, {"every_n_steps": 1}),
-    ],
-    ids=["no event", "a reading", "an event"],
-)
-def test_waits_of_a_step(tmp_path, what, most, flags):
-    """A step's maps are shown at the end of the next one: the waits of both are counted there."""
-    waits = WaitsOfSteps()
-    DEVICE.reset()
-    twice.train(twice.Lit, tmp_path, NormGradCallback(**flags), callbacks=lambda: [waits], **chosen.trainer_options())
-    for of_step in waits.of_step[3:]:  # the first step is an event, shown with the second
-        assert sum(of_step.values()) <= most, f"{what}: {dict(of_step)}"
+@pytest.mark.parametrize(("waits", "launches", "flags"), BUDGETS.values(), ids=BUDGETS)
+def test_waits_and_launches_of_a_step(tmp_path, waits, launches, flags):
+    """A step's maps are shown at the end of the next one: what both take is counted there."""
+    callback, counted = NormGradCallback(layers=twice.LAYERS, on_error="raise", **flags), OfSteps()
+    twice.train(twice.Lit, tmp_path, callback, callbacks=lambda: [counted], **chosen.trainer_options())
+    for of_step in counted.steps[3:]:  # the first step is an event, shown with the second
+        assert of_step.waits.total() <= waits, of_step.waits
+        assert launches is None or of_step.launches.total() <= launches, of_step.launches
+
+
+@on_stand_in
+def test_waits_of_a_step_with_passes_of_our_own(tmp_path):
+    """The probe at the first events, and the check, here near the end of the run."""
+    callback, counted = NormGradCallback(budget=None, on_error="raise"), OfSteps()
+    options = {**chosen.trainer_options(), "data": lambda: twice.loader(12 * 64, 64), "callbacks": lambda: [counted]}
+    twice.train(lambda: twice.Lit(ResNet), tmp_path, callback, **options)
+    assert callback.check
+    assert "probe_order0" in callback.latest
+    for step in (0, 10):
+        waits = counted.steps[step + 1].waits
+        assert 0 < waits.total() <= 12, waits
+
+
+@on_stand_in
+def test_a_run_without_float64_and_frexp_is_as_any_other(tmp_path):
+    """As on Apple's GPUs."""
+    plain, _, _ = trained(tmp_path / "plain", watch=False)
+    flags = {"on_error": "raise", "grad_cam": True, "order1_every_n_steps": 4, "probe": "train"}
+    with DEVICE.without("float64", "frexp"):
+        lacking, _, callback = trained(tmp_path / "lacking", **flags)
+    twice.assert_same(plain, lacking)
+    assert lacking.warned == []
+    _, _, on_cpu = trained(tmp_path / "cpu", options={"accelerator": "cpu"}, **flags)
+    assert set(callback.latest) == set(on_cpu.latest)
+    assert callback.patches.keys() == on_cpu.patches.keys()

@@ -7,17 +7,17 @@ garbage before. It registers for the whole process: `test_stand_in.py` runs the 
 
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 from device.counting import is_launch, line_to_blame
+from pytorch_lightning import Callback
 from pytorch_lightning.accelerators import Accelerator
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-from normgrad_lightning.hooks import to_host
 
 NAME = "standin"
 LAUNCHES_UNTIL_ARRIVAL = 50
@@ -93,6 +93,25 @@ class Device:
 
 
 DEVICE = Device()
+
+
+class OfStep(NamedTuple):
+    """What the package made a step wait for, and launched, by line."""
+
+    waits: Counter
+    launches: Counter
+
+
+class OfSteps(Callback):
+    """Counts from the start of each batch to the start of the next; first what was before all batches."""
+
+    def __init__(self):
+        self.steps = []
+        DEVICE.reset()
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.steps.append(OfStep(Counter(DEVICE.waits), Counter(DEVICE.launches)))
+        DEVICE.reset()
 
 
 class OnDevice(torch.Tensor):
@@ -321,9 +340,12 @@ def _copy_from(source, target, non_blocking=False):
 
 
 _setup_privateuseone_for_python_backend(NAME, backend_module=DeviceModule)
-# Memory is never pinned for a device in Python, so any will do.
-to_host._COPIES_BESIDE += (NAME,)
-to_host._pinned = lambda like: torch.empty(like.shape, dtype=like.dtype)
+with suppress(ImportError):  # 0.2.0, which `benchmarks/counts.py` compares with, has no such module
+    from normgrad_lightning.hooks import to_host
+
+    # Memory is never pinned for a device in Python, so any will do.
+    to_host._COPIES_BESIDE += (NAME,)
+    to_host._pinned = lambda like: torch.empty(like.shape, dtype=like.dtype)
 _library = torch.library.Library("aten", "IMPL")
 for _name, _func in _factories():
     _library.impl(_name, _made(_func), "PrivateUse1")

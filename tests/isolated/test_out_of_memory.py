@@ -54,7 +54,7 @@ class NeedsMuch(Lit):
         if current_pass() is not None and len(scores) > self.enough_for:
             FEATURES.append(weakref.ref(scores))
             self.lack()
-        return F.cross_entropy(scores, batch[1])
+        return 2 * F.cross_entropy(scores, batch[1])  # of no network that could run alone
 
 
 FEATURES = []
@@ -70,11 +70,12 @@ PROBE_ALONE = {"probe": "train", "order1_every_n_steps": None, "num_images": 2}
         (lack_on_the_cpu, {"per_image": False}, "`per_image=True`"),
         (lack_on_the_cpu, PROBE_ALONE, "`num_images=1`"),
         (lack_on_the_cpu, PROBE_ALONE, "`probe=False`"),
+        (lack_on_the_cpu, {"check": True, "order1_every_n_steps": None}, "`check=False`"),
     ],
 )
 def test_training_goes_on_after_one_warning_and_the_remedy_works(lack, given, remedy, tmp_path, monkeypatch):
     FEATURES.clear()
-    # Without order 1 and probe there are no passes; else there is memory for one image.
+    # Without order 1, probe and check there are no passes; else there is memory for one image.
     make = lambda: NeedsMuch(lack, enough_for=0 if remedy.endswith(("None`", "False`")) else 1)  # noqa: E731
     plain = train(make, tmp_path / "plain")
     gc.disable()
