@@ -1,10 +1,13 @@
 """The network of a training step, recognised by what it gives: scores whose cross-entropy is training's own loss.
 
 Whoever knows it can run it alone: the user's `training_step`, which may count, print or write files, never runs twice.
+As nobody has asked for such a pass, a network is left alone where it could leave a trace: if it is given more than
+images, holds iterators, or has hooks of the user's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.hooks.safe_hooks import Hook, WeakMethod, current_backward, on_forward
 from normgrad_lightning.hooks.to_host import from_host
+from normgrad_lightning.isolated.python_state import HOOKS, PythonState
 from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.layers.module_tree import compiled_layers, with_fast_path
 from normgrad_lightning.layers.names import named_layers
-from normgrad_lightning.layers.nested import floating_tensors, map_tensors
+from normgrad_lightning.layers.nested import floating_tensors, map_tensors, parts
 from normgrad_lightning.layers.own_passes import current_pass
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, plain
 
@@ -28,6 +32,10 @@ same for scores in half precision, whose loss may be rounded."""
 
 SMOOTHINGS = (0.0, 0.1, 0.05, 0.2)
 """Label smoothing that is recognised."""
+
+_ATOMS = (bool, int, float, str, type(None))
+_LARGE = 20_000  # things that a network's Python state holds: to keep them all would take longer than its pass
+_KNOWN_HOOKS = {"torch", "pytorch_lightning", "lightning", "normgrad_lightning"}
 
 _MOST_CALLS = 64  # of a step; an unrolled network may call its head without end
 
@@ -142,7 +150,7 @@ def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: Tensor
     call: NetworkCall
     for call in reversed(calls):
         count, classes = call.scores.shape
-        if count != len(labels) or not all(0 <= label < classes for label in labels):
+        if count != len(labels) or not all(0 <= label < classes for label in labels) or not _takes_images_only(call):
             continue
         device = call.scores.device
         targets = from_host(torch.tensor(labels), device)
@@ -150,5 +158,43 @@ def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: Tensor
         wanted, *values = torch.stack([loss.detach().float().reshape(()).to(device), *found]).tolist()
         tolerance = (IN_HALF if call.scores.dtype in HALF else TOLERANCE) * max(1.0, abs(wanted))
         if any(abs(value - wanted) <= tolerance for value in values):
-            return call
+            return call if _leaves_no_trace(call.module) else None
     return None
+
+
+def _takes_images_only(call: NetworkCall) -> bool:
+    """Return whether a call was given images, and beside them only numbers, text and one whole number for each image.
+
+    Whatever else it was given (features, a memory, a generator) may change in a pass, and is not cut with the images.
+    """
+    return sum(_of_argument(value, len(call.scores)) for value in (*call.args, *call.kwargs.values())) == 1
+
+
+def _of_argument(value: Any, count: int) -> float:
+    """Return how many tensors of images an argument holds; not a number if it holds anything unknown."""
+    if isinstance(value, Tensor):
+        if value.dim() >= 3 and value.is_floating_point() and len(value) == count:
+            return 1
+        is_label = value.dim() == 1 and not value.is_floating_point() and len(value) == count
+        return 0 if is_label else math.nan
+    if isinstance(value, _ATOMS):
+        return 0
+    inside = parts(value)
+    return sum(_of_argument(part.value, count) for part in inside) if inside else math.nan
+
+
+def _leaves_no_trace(network: nn.Module) -> bool:
+    """Return whether a pass of the network can be undone: no iterators, no hooks of the user's, no large state."""
+    if any(not _is_known(hook) for module in network.modules() for hook in _hooks_of(module)):
+        return False
+    state = PythonState(network)
+    return not state.iterators and state.size <= _LARGE
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    return [hook for kind in HOOKS for hook in (vars(module).get(kind) or {}).values()]
+
+
+def _is_known(hook: Any) -> bool:
+    home = getattr(hook, "__module__", None) or type(hook).__module__
+    return home.partition(".")[0] in _KNOWN_HOOKS

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normgrad_lightning.check.network import NetworkCall, scores_in
 from normgrad_lightning.check.regions import coarse_map, put_into
 from normgrad_lightning.hooks.to_host import from_host
-from normgrad_lightning.isolated.batches import batch_size, single_images
+from normgrad_lightning.isolated.batches import batch_size, copied, single_images
 from normgrad_lightning.isolated.batchnorm_warmup import collected, layers_warming_up
 from normgrad_lightning.isolated.choose_layers import auto_layers
 from normgrad_lightning.isolated.one_pass import LossFunction, replayed, widened_batch, with_few_copies
@@ -205,7 +205,7 @@ def _network_losses(
 
     with torch.no_grad(), own_pass(), torch.autocast(labels.device.type, enabled=False):
         if young := layers_warming_up(call.module):
-            whole = _widened(call)
+            whole = _widened(call._replace(args=copied(call.args), kwargs=copied(call.kwargs)))
             sandbox.replace(collected(young, sandbox.run, lambda model: model(*whole.args, **whole.kwargs)))
         of_images, of_donors = _widened(call.at(image_rows)), _widened(call.at(donor_rows))
         on_images = [scores(of_images, changed.images, after) for after in changed[:3]]

@@ -152,7 +152,8 @@ class Measured:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint carries: the numbers, no pictures."""
         tallies = {form: tally.state_dict() for form, tally in self.tallies.items()}
-        return {"step": self.step, "areas": dict(self.areas), "tallies": tallies}
+        images = {form: sorted(of_form) for form, of_form in self._images.items()}
+        return {"step": self.step, "areas": dict(self.areas), "tallies": tallies, "images": images}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Measured:
@@ -161,6 +162,7 @@ class Measured:
         measured.step = int(state["step"])
         measured.areas.update(state["areas"])
         measured.tallies.update({form: Tally.of(one) for form, one in state["tallies"].items() if form in FORMS})
+        measured._images.update({form: set(of_form) for form, of_form in state["images"].items() if form in FORMS})
         return measured
 
 
@@ -298,6 +300,8 @@ class Check:
             own = [image for image, other in enumerate(labels) if other == label and label >= ALL]
             if not own:
                 continue
+            begin = self._turn % len(own)  # batches may come in the same order again and again
+            own = own[begin:] + own[:begin]
             measured = self._now.setdefault(label, Measured())
             measured.step = step
             for form in FORMS:

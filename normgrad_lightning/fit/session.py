@@ -225,11 +225,14 @@ class Session:
             finally:
                 _forget(read)
         budget.end_step(None if step is None else "event" if step.context.is_event else "reading")
-        self._warn_of_cost()
+        if step is not None:
+            self._warn_of_cost(step.context.settings)
 
-    def _warn_of_cost(self) -> None:
-        """Warn if steps that the user has asked for take a tenth of the time or more."""
-        budget = self._state.budget
+    def _warn_of_cost(self, settings: Settings) -> None:
+        """Warn if what the user has asked for takes a tenth of the time or more."""
+        budget, is_asked_for = self._state.budget, settings.images.asks_for_probe or settings.general.check
+        if not is_asked_for and settings.schedule == ScheduleFlags():
+            return
         if budget.seconds > _LONG_ENOUGH and budget.share > _TOO_MUCH:
             self._messenger.warn_once(
                 f"NormGrad takes {100 * budget.share:.0f} % of the training time, as its flags ask for. A larger "
@@ -240,7 +243,6 @@ class Session:
     def end_training(self, trainer: Trainer, settings: Settings) -> None:
         """Show what is pending, warn if there was nothing to show in any step, and write what comes at the end."""
         self.finish()
-        self._state.budget.stop()
         if self._reader is not None:
             self._reader.conclude()
             self._state.probe_images.conclude(settings)
@@ -248,6 +250,7 @@ class Session:
 
     def conclude(self, trainer: Trainer, settings: Settings) -> None:
         """Say what the check has measured, and write what comes at the end of training, or where it breaks off."""
+        self._state.budget.stop()
         if self._check is not None:
             with self._messenger.guard("concluding the check"):
                 self._check.conclude()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from normgrad_lightning.fit.state import RunState
+from normgrad_lightning.isolated.random_state import preserved_rng
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.settings import Settings
@@ -84,7 +85,8 @@ class Showing:
         """Show what is pending."""
         record, self.pending = self.pending, None
         if record is not None:
-            self._show(record)
+            with preserved_rng([]):  # views of the user's may draw
+                self._show(record)
 
     def conclude(self, trainer: Trainer, settings: Settings, step: int) -> None:
         """Write what comes at the end of training, or where it breaks off.
@@ -94,7 +96,8 @@ class Showing:
             settings: all flags.
             step: the last one.
         """
-        self._write_last_pages(trainer, settings, step)
+        with preserved_rng([]):
+            self._write_last_pages(trainer, settings, step)
         self._outputs.conclude(trainer, with_report="tab" in settings.views.chosen)
 
     def _show(self, record: Record) -> None:

@@ -72,6 +72,11 @@ class PythonState:
         while self._waiting:
             self._keep(self._waiting.pop())
 
+    @property
+    def size(self) -> int:
+        """How many things it holds."""
+        return len(self._kept)
+
     def swap(self, stand_ins: Mapping[int, Tensor]) -> None:
         """Give the model's modules other tensors, by the identity of their own ones, until `restore`."""
         for module in self._registered:

@@ -50,11 +50,13 @@ class Budget:
         self._costs = {kind: deque[float](maxlen=_COSTS) for kind in ("reading", "event", "piece")}
         self._is_warm = {kind: False for kind in self._costs}
         self._spent = self._elapsed = 0.0
+        self._began: float | None = None
         self.stop()
 
     def stop(self) -> None:
-        """Forget the step that is measured: training has ended, or was broken off."""
-        self._began: float | None = None
+        """End the step that is measured: training has ended, or was broken off."""
+        self._elapsed += self._of_this_step
+        self._began = None
         self._was_plain = False
         self._pending: tuple[Kind, float] | None = None
         self._piece = 0.0
@@ -136,7 +138,12 @@ class Budget:
     @property
     def share(self) -> float:
         """The part of the training time so far that went to NormGrad; 0 before anything is known."""
-        return self._spent / self._elapsed if self._elapsed > 0 else 0.0
+        elapsed = self._elapsed + self._of_this_step
+        return self._spent / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def _of_this_step(self) -> float:
+        return 0.0 if self._began is None else self._clock() - self._began
 
     @property
     def is_settled(self) -> bool:

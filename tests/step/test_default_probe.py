@@ -8,7 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from networks import batch
+from networks import ResNet, batch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from twice import (
@@ -167,22 +167,18 @@ def test_a_resumed_run_follows_the_same_images(tmp_path):
     assert len(other.at[6].images) == 2
 
 
-class Odd(Lit):
-    """Its network cannot run with as few images as a probe has."""
+class Odd(ResNet):
+    """It cannot run with as few images as a probe has."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net.register_forward_pre_hook(self.look)
-
-    @staticmethod
-    def look(_: Any, args: Any) -> None:
-        if len(args[0]) < 4:
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) < 4:
             raise RuntimeError("too few images")
+        return super().forward(images)
 
 
 def test_a_failure_is_one_warning_and_training_keeps_its_bits(tmp_path):
-    plain = train(Odd, tmp_path / "plain", data=twelve_steps)
-    watched = train(Odd, tmp_path / "watched", quiet(on_error="warn"), data=twelve_steps)
+    plain = train(lambda: Lit(Odd), tmp_path / "plain", data=twelve_steps)
+    watched = train(lambda: Lit(Odd), tmp_path / "watched", quiet(on_error="warn"), data=twelve_steps)
     assert_same(plain, watched)
     (told,) = watched.warned
     assert told == (

@@ -1,0 +1,169 @@
+"""What runs by default leaves networks alone that it could change: nobody has asked for these passes."""
+
+import itertools
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from networks import ResNet
+from torch import nn
+from torch.utils.data import DataLoader
+from twice import Lit, assert_same, train
+
+from normgrad_lightning import NormGradCallback
+from normgrad_lightning.page import Page
+
+
+def by_default(**flags):
+    return NormGradCallback(every_n_steps=1, read_every_n_steps=1, on_error="raise", **flags)
+
+
+class Around(nn.Module):
+    """A network that does something with its images first."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.net, self.change = ResNet(), change
+
+    def forward(self, images, *more):
+        return self.net(self.change(images, *more))
+
+
+class Given(Lit):
+    """Gives its network more than images.
+
+    Args:
+        change: what the network does with both.
+        what: makes what it gets.
+    """
+
+    def __init__(self, change, what):
+        super().__init__(lambda: Around(change))
+        self.what = what()
+
+    def loss(self, batch):
+        return F.cross_entropy(self.net(batch[0], self.what), batch[1])
+
+
+class Counts:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, images):
+        self.calls += 1
+        return images / self.calls
+
+
+def noisy(images, generator):
+    return images + torch.randn(images.shape, generator=generator)
+
+
+def with_memory(images, memory):
+    memory.add_(images.mean())
+    return images + memory
+
+
+def with_object(images, counts):
+    return counts(images)
+
+
+class WithIterator(Lit):
+    def __init__(self):
+        super().__init__(lambda: Around(self.scaled))
+        self.net.scales = itertools.cycle([1.0, 2.0, 3.0])
+
+    def scaled(self, images):
+        return images * next(self.net.scales)
+
+
+class Ramp(pl.Callback):
+    """Has a hook on the network that does another thing at each call."""
+
+    def on_fit_start(self, trainer, module):
+        self.counts = Counts()
+        module.net.stage2.register_forward_hook(self.hook)
+
+    def hook(self, layer, args, output):
+        return self.counts(output)
+
+
+MODULES = {
+    "a generator": lambda: Given(noisy, torch.Generator),
+    "a memory that it writes to": lambda: Given(with_memory, lambda: torch.zeros(())),
+    "an object that counts": lambda: Given(with_object, Counts),
+    "an iterator": WithIterator,
+}
+
+
+@pytest.mark.parametrize("what", MODULES)
+def test_a_network_that_is_given_or_holds_something_that_changes(what, tmp_path):
+    plain = train(MODULES[what], tmp_path / "plain")
+    run = train(MODULES[what], tmp_path, by_default())
+    assert_same(plain, run)
+    assert not run.warned
+    assert run.callback.maps
+
+
+def test_a_network_with_hooks_of_a_callback(tmp_path):
+    plain = train(Lit, tmp_path / "plain", callbacks=lambda: [Ramp()])
+    run = train(Lit, tmp_path, by_default(), callbacks=lambda: [Ramp()])
+    assert_same(plain, run)
+    assert "probe_order0" not in run.callback.latest
+
+
+def test_a_network_with_very_much_state(tmp_path):
+    def make():
+        module = Lit()
+        module.net.seen = [{"step": number} for number in range(20_001)]
+        return module
+
+    run = train(make, tmp_path, by_default())
+    assert run.callback.maps
+    assert "probe_order0" not in run.callback.latest
+
+
+class InPlace(nn.Module):
+    """Normalises the images of the batch where they are; its BatchNorm has hardly any statistics yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.net = nn.BatchNorm2d(3, momentum=0.01), ResNet()
+
+    def forward(self, images):
+        return self.net(self.norm(images.sub_(0.1).div_(1.1)))
+
+
+def test_the_images_of_the_batch_are_not_written_to(tmp_path):
+    batches = {}
+
+    def same_tensors(folder):
+        torch.manual_seed(3)
+        batches[folder] = [(torch.rand(8, 3, 16, 24), torch.arange(8) % 2)] * 12
+        return DataLoader(batches[folder], batch_size=None)
+
+    plain = train(lambda: Lit(InPlace), tmp_path / "plain", data=lambda: same_tensors("plain"))
+    run = train(lambda: Lit(InPlace), tmp_path, by_default(), data=lambda: same_tensors("watched"))
+    assert_same(plain, run)
+    assert torch.equal(batches["plain"][0][0], batches["watched"][0][0])
+    assert "probe_order0" in run.callback.latest
+    assert run.callback._state.check._now
+
+
+def drawing(map_sets, style):
+    return Page(map_sets[0].step, scalars={"normgrad/drawn": float(torch.rand(()))})
+
+
+class Drawing:
+    def add(self, batch, style, signal):
+        torch.rand(1)
+
+    def page(self, map_sets, style, shown):
+        return drawing(map_sets, style) if map_sets else None
+
+
+@pytest.mark.parametrize("view", [drawing, Drawing])
+def test_views_that_draw_random_numbers(view, tmp_path):
+    plain = train(Lit, tmp_path / "plain")
+    run = train(Lit, tmp_path, by_default(views=[view]))
+    assert_same(plain, run)
