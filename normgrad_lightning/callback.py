@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normgrad_lightning.both_lightnings import for_both_lightnings
 from normgrad_lightning.check.results import ClassCheck
-from normgrad_lightning.environment import REMOVED, SWITCH, switch
+from normgrad_lightning.environment import REMOVED, SWITCH, hint, switch
 from normgrad_lightning.fit.session import Session
 from normgrad_lightning.fit.state import RunState
 from normgrad_lightning.layers.options import ReadOptions, Target
@@ -48,16 +48,20 @@ _SET_BY_TRAINER = ("log", "log_dict")  # methods of the module
 _ASKS_FOR = {"order1_every_n_steps": "order-1 maps", "probe": "maps of the same images through training"}
 
 
-def _explains_removed_flags(init: Callable[..., None]) -> Callable[..., None]:
-    """Explain flags of earlier versions before Python says that they are unexpected. The signature stays readable."""
+def _explains_wrong_flags(init: Callable[..., None]) -> Callable[..., None]:
+    """Explain removed and mistyped flags before Python says that they are unexpected. The signature stays readable."""
 
     @wraps(init)
     def explained(self: NormGradCallback, **flags: Any) -> None:
-        for name in flags.keys() & REMOVED.keys():
-            raise ValueError(f"`{name}`: {REMOVED[name]}")
+        for name in sorted(flags.keys() - FLAGS):
+            raise ValueError(f"`{name}`: {REMOVED[name]}") if name in REMOVED else TypeError(_no_flag(self, name))
         init(self, **flags)
 
     return explained
+
+
+def _no_flag(callback: NormGradCallback, name: str) -> str:
+    return f"`{name}`: expected a flag of {type(callback).__name__}, but there is none. {hint(name, FLAGS)}"
 
 
 @for_both_lightnings
@@ -153,7 +157,7 @@ class NormGradCallback(Callback):
     _without_panels = "No logger takes panels: see `callback.maps`."
     _shares_the_run = True
 
-    @_explains_removed_flags
+    @_explains_wrong_flags
     def __init__(
         self,
         *,
@@ -211,10 +215,9 @@ class NormGradCallback(Callback):
 
     def _check_new(self, name: str) -> None:
         """Raise if a new attribute is a mistyped flag. Subclasses may have their own attributes."""
-        near = difflib.get_close_matches(name, FLAGS, 1, 0.8)
-        if near or type(self).__module__.startswith("normgrad_lightning."):
-            hint = f"Did you mean `{near[0]}`?" if near else f"The flags are {', '.join(sorted(FLAGS))}."
-            raise AttributeError(f"`{name}`: expected a flag of {type(self).__name__}, but there is none. {hint}")
+        is_ours = type(self).__module__.startswith("normgrad_lightning.")
+        if is_ours or difflib.get_close_matches(name, FLAGS, 1, 0.8):
+            raise AttributeError(_no_flag(self, name))
 
     @property
     def state_key(self) -> str:

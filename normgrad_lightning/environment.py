@@ -6,7 +6,7 @@ Light to import, for Lightning's entry points bring it into every run.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -57,16 +57,20 @@ def flags(kinds: Mapping[str, Any]) -> dict[str, Any]:
     return {flag: _read(flag, text, kinds) for flag, text in variables().items()}
 
 
+def hint(wrong: str, flags: Iterable[str], spelt: Callable[[str], str] = str) -> str:
+    """Return which flag a wrong name may mean: one spelt alike, or the shortest with that word; or else all flags."""
+    import difflib
+
+    known = sorted(flags, key=lambda flag: (len(flag), flag))
+    near = difflib.get_close_matches(wrong, known, 1) or [flag for flag in known if wrong in flag.split("_")]
+    return f"Did you mean `{spelt(near[0])}`?" if near else f"The flags are {', '.join(map(spelt, sorted(known)))}."
+
+
 def _read(flag: str, text: str, kinds: Mapping[str, Any]) -> Any:
     if flag in REMOVED:
         raise ValueError(f"`{variable(flag)}`: {REMOVED[flag]}")
     if flag not in kinds:
-        import difflib
-
-        near = difflib.get_close_matches(flag, kinds, 1)
-        all_flags = f"The flags are {', '.join(map(variable, sorted(kinds)))}."
-        hint = f"Did you mean {variable(near[0])}?" if near else all_flags
-        raise ValueError(f"`{variable(flag)}`: there is no such flag. {hint}")
+        raise ValueError(f"`{variable(flag)}`: there is no such flag. {hint(flag, kinds, variable)}")
     try:
         return parse(text, kinds[flag])
     except ValueError:

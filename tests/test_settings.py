@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from dataclasses import fields
 from typing import get_type_hints
 from unittest import mock
@@ -113,8 +114,25 @@ def test_an_attribute_that_is_no_flag_is_an_error_that_names_the_nearest():
             self.note = 1
 
     assert Own().note == 1
+    with pytest.raises(TypeError, match=r"`every_n_step`: .* Did you mean `every_n_steps`\?"):
+        NormGradCallback(every_n_step=50)
     with pytest.raises(AttributeError, match=r"Did you mean `num_images`\?"):
         Own().num_image = 5
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("every_n_step", "Did you mean `NORMGRAD_EVERY_N_STEPS`?"),
+        ("every", "Did you mean `NORMGRAD_EVERY_N_STEPS`?"),
+        ("grid", "Did you mean `NORMGRAD_TOKEN_GRID`?"),
+        ("xyz", "The flags are NORMGRAD_BUDGET, "),
+    ],
+)
+def test_a_variable_that_is_no_flag_names_the_nearest(typed, told, monkeypatch):
+    monkeypatch.setenv(f"NORMGRAD_{typed.upper()}", "1")
+    with pytest.raises(ValueError, match=re.escape(f"`NORMGRAD_{typed.upper()}`: there is no such flag. {told}")):
+        environment.flags({"token_grid": int, "read_every_n_steps": int, "every_n_steps": int, "budget": float})
 
 
 @pytest.mark.parametrize("name", REMOVED)

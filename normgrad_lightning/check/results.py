@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -79,6 +79,12 @@ class ClassCheck:
     form: str
     area: float
     example: Example | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """Return the numbers, with two decimals."""
+        known = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        told = (f"{name}={v:.2f}" if isinstance(v, float) else f"{name}={v!r}" for name, v in known.items())
+        return f"{type(self).__name__}({', '.join(told)})"
 
     @property
     def covered_difference(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from itertools import zip_longest
 
 from normgrad_lightning.check.results import COVERED, PASTED, ClassCheck, Tally
 
@@ -38,14 +39,23 @@ def rests(check: ClassCheck) -> bool:
     does; and if both differences are at least three times their standard error. If the place is no square but the
     strongest tenth of the image, it takes 2.0, and four times.
     """
-    tells = _tells(check)
-    return len(tells) == 2 and check.n >= MIN_IMAGES and all(tells)
+    return not _missing(check)
 
 
-def _tells(check: ClassCheck) -> list[bool]:
-    """Return whether each difference is large enough, and sure."""
+def _missing(check: ClassCheck) -> list[str]:
+    """Return what the rule asks for that is not so, in words."""
+    missing = [f"it takes {MIN_IMAGES} images of the class"] if check.n < MIN_IMAGES else []
+    ways = zip_longest(("covering", "pasting"), _lacking(check), fillvalue=f"{LEAST[check.form]}")
+    return missing + [f"{way} must raise the loss by at least {asked}" for way, asked in ways if asked]
+
+
+def _lacking(check: ClassCheck) -> list[str | None]:
+    """Return what each difference should be but is not, in words; None if it is large enough, and sure."""
     least, sure = LEAST[check.form], SURE[check.form]
-    return [difference >= max(least, sure * error) for difference, error in _differences(check)]
+    enough = [(difference >= least, difference >= sure * error) for difference, error in _differences(check)]
+    return [
+        f"{least}" if not large else f"{sure:.0f} standard errors" if not clear else None for large, clear in enough
+    ]
 
 
 def strength(tally: Tally, form: str) -> float:
@@ -62,7 +72,7 @@ def may_rest(check: ClassCheck) -> bool:
     if check.n < MIN_IMAGES:
         return True
     least = LEAST[check.form]
-    return any(_tells(check)) or all(d + max(2 * error, least / 2) >= least for d, error in _differences(check))
+    return None in _lacking(check) or all(d + max(2 * error, least / 2) >= least for d, error in _differences(check))
 
 
 def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:
@@ -79,7 +89,7 @@ def sentence(checks: Collection[ClassCheck], seen: int = 0) -> str:
         return f"The check cannot say anything: it has measured fewer than {MIN_IMAGES} images of each class."
     open_ones = [check for check in checks if may_rest(check)]
     if open_ones:
-        return _doubts(max(open_ones, key=_least))
+        return _doubts(max(open_ones, key=_closeness))
     return _nothing(checks, seen)
 
 
@@ -98,7 +108,8 @@ def place_of(check: ClassCheck) -> str:
 
 
 def _doubts(check: ClassCheck) -> str:
-    return f"Not sure whether `{check.name}` rests on {place_of(check)}: {_measured(check)}.{_called(check)}"
+    why = "; ".join(_missing(check))
+    return f"Not sure whether `{check.name}` rests on {place_of(check)}: {why}. {_measured(check)}.{_called(check)}"
 
 
 def _called(check: ClassCheck) -> str:
@@ -109,17 +120,17 @@ def _called(check: ClassCheck) -> str:
 
 
 def _nothing(checks: Collection[ClassCheck], seen: int) -> str:
-    largest = max(checks, key=_least)
-    none = "So far, no class" if 0 < largest.step < EARLY else "No class"
+    closest = max(checks, key=_closeness)
+    none = "So far, no class" if 0 < closest.step < EARLY else "No class"
     of = f" Checked: {len(checks)} of {seen} classes." if seen > len(checks) else ""
-    which = f"Largest effect, `{largest.name}`: {_measured(largest)}."
-    return f"{none} was found to rest on one small place. {UNSEEN}{of} {which}"
+    measured = f"`{closest.name}` came closest. {_measured(closest)}."
+    return f"{none} was found to rest on one small place. {UNSEEN}{of} {measured}"
 
 
 def _measured(check: ClassCheck) -> str:
     covered, *pasted = (f"{difference:+.2f} ± {error:.2f}" for difference, error in _differences(check))
     when = f", step {check.step}" if check.step else ""
-    told = f"covering {100 * check.area:.0f} % of its images changes their loss by {covered}"
+    told = f"Covering {100 * check.area:.0f} % of its images changes their loss by {covered}"
     told += f", pasting that into other images changes theirs by {pasted[0]}" if pasted else ""
     told += f" (compared with another place; {check.n} images{when})"
     return told if pasted else f"{told}; nothing was pasted: that takes labels of several classes"
@@ -133,5 +144,6 @@ def _differences(check: ClassCheck) -> list[tuple[float, float]]:
     return pairs
 
 
-def _least(check: ClassCheck) -> float:
-    return min(difference for difference, _ in _differences(check))
+def _closeness(check: ClassCheck) -> float:
+    """Return the smaller of both differences, as a share of what the rule asks for: it asks for both."""
+    return min(difference for difference, _ in _differences(check)) / LEAST[check.form]

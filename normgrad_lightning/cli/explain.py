@@ -22,11 +22,17 @@ from normgrad_lightning.cli.arguments import add_model_arguments, numbers, size
 from normgrad_lightning.cli.terminal import say
 from normgrad_lightning.maps import KINDS
 
+RAW = (
+    "Images go in as 0 to 1: --mean and --std are not given, and the checkpoint has none that can be used. If "
+    "training normalised its images, the maps are wrong."
+)
+"""What to say where nothing is normalised: such maps look plausible."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of Lightning, or a plain state dict")
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="picture files")
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="picture files, or folders of them")
     add_model_arguments(parser, module_is_required=True)
     label = "number of the class of all images, or of each (the model's own guess)"
     parser.add_argument("--label", type=int, nargs="+", metavar="N", help=label)
@@ -48,16 +54,19 @@ def run(options: argparse.Namespace) -> None:
     from normgrad_lightning.cli.checkpoint import load_trained
     from normgrad_lightning.cli.image_check import checks_of, with_check
     from normgrad_lightning.cli.image_maps import auto_layers_of, labels_for, maps_of
-    from normgrad_lightning.cli.images import channels_of, load_images, normalised, saved_numbers
+    from normgrad_lightning.cli.images import channels_of, load_images, normalised, pictures_of, saved_numbers
     from normgrad_lightning.views.figure import with_heading
     from normgrad_lightning.views.sheet import explanation_sheet
     from normgrad_lightning.views.style import Style
 
     module = load_trained(options.checkpoint, options.module, dict(options.arg), trusted=options.unsafe)
     mean, std = options.mean or saved_numbers(module, "mean"), options.std or saved_numbers(module, "std")
-    images = normalised(load_images(options.images, channels_of(module), options.size), mean, std)
+    if mean is None and std is None:
+        say(RAW)
+    files = pictures_of(options.images)
+    images = normalised(load_images(files, channels_of(module), options.size), mean, std)
     labels, spoken = labels_for(module, images, options.label)
-    captions = [f"{path.name}: label {label}" for path, label in zip(options.images, spoken, strict=True)]
+    captions = [f"{path.name}: label {label}" for path, label in zip(files, spoken, strict=True)]
     batches = [(images[i : i + 1], labels[i : i + 1]) for i in range(len(images))]
     layers = auto_layers_of(module, batches[0]) if options.layers == ["auto"] else ",".join(options.layers).split(",")
     results = []
@@ -79,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
         say(line)
     sheet.save(picture)
     by_name: dict[str, Any] = {f"{kind}/{layer}": m for kind, of in maps.items() for layer, m in of.items()}
-    by_name["files"] = np.array([str(path) for path in options.images])
+    by_name["files"] = np.array([str(path) for path in files])
     np.savez_compressed(arrays, images=images.numpy(), labels=labels.numpy(), **by_name)
     say(picture, sys.stdout)
     say(arrays, sys.stdout)

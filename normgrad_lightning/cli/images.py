@@ -21,6 +21,19 @@ def channels_of(module: nn.Module) -> int:
     return 1 if first is not None and first.in_channels == 1 else 3
 
 
+def pictures_of(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, with the pictures in a folder, by name, in place of the folder."""
+    Image.init()
+    endings = {ending for ending, kind in Image.EXTENSION.items() if kind in Image.OPEN}
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in endings) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"`{path}`: the folder has no images.")
+        files += found
+    return files
+
+
 def load_images(paths: Sequence[Path], channels: int = 3, size: Sequence[int] | None = None) -> Tensor:
     """Return the pictures in these files, `(N, C, H, W)`, with values from 0 to 1; `size` is what to resize them to."""
     pictures = [_picture(path, channels, size) for path in paths]

@@ -185,6 +185,15 @@ def numbers_in(text):
     return [float(value) for value in re.findall(r"[+-]?\d+(?:\.\d+)?", text)]
 
 
+WAYS = ("covering", "pasting")
+
+
+def reason_in(text):
+    """What a reason is about, and what is asked for."""
+    (asked,) = numbers_in(text)
+    return text.split()[0], f"{asked:.0f} errors" if "standard errors" in text else asked
+
+
 def one_class(name="dog", n=24, step=500, covered=0.0, pasted=0.0, error=0.1, form="square"):
     """What is known of a class: its differences, and the standard error of both."""
     errors = {"covered_error": error, "pasted_error": None if pasted is None else error}
@@ -200,31 +209,48 @@ def test_what_was_not_found_is_no_all_clear():
     assert told.startswith("No class was found to rest on one small place. That is not an all-clear")
     assert "`dog`" in told
     assert numbers_in(told) == [4, 0.3, 0.1, 0.2, 0.1, 8, 500]
+    pasted = one_class("cat", covered=0.1, pasted=0.9)  # more of an effect, but the rule asks for both
+    assert sentence([pasted, dog]) == told
+    tenth = one_class("cat", covered=0.3, pasted=0.3, form="tenth")  # of which it asks more
+    assert sentence([tenth, dog]) == told
     assert "2 of 1000 classes" in sentence([cat, dog], 1000)
     assert "classes" not in sentence([cat, dog], 2)
     assert sentence([one_class(step=99)]).startswith("So far, no class")
 
 
 @pytest.mark.parametrize(
-    "known",
+    ("known", "why"),
     [
-        {"covered": 1.0, "pasted": 1.1, "error": 0.4},  # may be more than the rule asks
-        {"covered": 3.0, "pasted": 3.0, "error": 1.1},
-        {"covered": 0.7, "pasted": 0.7, "error": 0.05},  # half learned
-        {"covered": 0.7, "pasted": 7.0, "form": "tenth"},  # pasting tells, covering does not: the network has both
-        {"covered": 5.0, "pasted": None},  # one class alone
-        {"covered": 5.0, "pasted": 5.0, "n": 7},
+        # may be more than the rule asks
+        ({"covered": 1.0, "pasted": 1.1, "error": 0.4}, [("covering", 1.2), ("pasting", 1.2)]),
+        ({"covered": 3.0, "pasted": 3.0, "error": 1.1}, [("covering", "3 errors"), ("pasting", "3 errors")]),
+        ({"covered": 5.0, "pasted": 3.0, "error": 1.1}, [("pasting", "3 errors")]),
+        ({"covered": 5.0, "pasted": 5.0, "error": 1.3, "form": "tenth"}, [(w, "4 errors") for w in WAYS]),
+        # half learned
+        ({"covered": 0.7, "pasted": 0.7, "error": 0.05}, [("covering", 1.2), ("pasting", 1.2)]),
+        # pasting tells, covering does not: the network has both
+        ({"covered": 0.7, "pasted": 7.0, "form": "tenth"}, [("covering", 2.0)]),
+        ({"covered": 5.0, "pasted": None}, [("pasting", 1.2)]),  # one class alone
+        ({"covered": 5.0, "pasted": 5.0, "n": 7}, [("it", 8)]),
+        ({"covered": 5.0, "pasted": 0.1, "n": 7}, [("it", 8), ("pasting", 1.2)]),
     ],
 )
-def test_what_is_open_is_not_yet_sure(known):
+def test_what_is_open_is_not_yet_sure_and_the_sentence_says_why(known, why):
     dog = one_class(**known)
     assert not rests(dog)
     told = sentence([one_class("cat"), dog])
     what = "a small part of its images" if dog.form == "tenth" else "one small place"
     assert told.startswith(f"Not sure whether `dog` rests on {what}: ")
+    reasons, _, measured = told.partition(": ")[2].partition(". ")
+    assert [reason_in(text) for text in reasons.split("; ")] == why
     numbers = [4, dog.covered, dog.covered_error, dog.pasted, dog.pasted_error, dog.n, dog.step]
-    assert numbers_in(told) == [value for value in numbers if value is not None]
-    assert ("nothing was pasted" in told) == (dog.pasted is None)
+    assert numbers_in(measured) == [value for value in numbers if value is not None]
+    assert ("nothing was pasted" in measured) == (dog.pasted is None)
+
+
+def test_a_class_prints_numbers_that_can_be_read():
+    printed = repr(one_class(covered=1 / 3, pasted=None))
+    assert {"name='dog'", "n=24", "covered=0.33", "pasted=None"} <= set(re.split(r"[(), ]+", printed))
 
 
 def test_each_piece_is_bounded_and_each_image_counts_once():

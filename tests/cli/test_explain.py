@@ -20,7 +20,8 @@ from normgrad_lightning import functional as NF
 from normgrad_lightning import order0_maps, order1_maps
 from normgrad_lightning.cli.checkpoint import load_trained
 from normgrad_lightning.cli.command import main
-from normgrad_lightning.cli.images import load_images
+from normgrad_lightning.cli.explain import RAW
+from normgrad_lightning.cli.images import load_images, pictures_of
 from normgrad_lightning.maps import KINDS
 from normgrad_lightning.views.colours import SIGNED_COLORMAP
 from normgrad_lightning.views.drawing import input_tiles, overlay
@@ -224,7 +225,7 @@ def test_without_a_label_it_takes_the_models_own_guess(explain):
     expected = [
         f"[{i + 1}/3] {i}.png: label {i} (the model's own guess, {float(share):.0%})" for i, share in enumerate(sure)
     ]
-    assert result.told == expected
+    assert result.told == [RAW, *expected]
     assert result.numbers["labels"].tolist() == [0, 1, 2]
     assert explain("ByColour", "--label", "1", images=3).numbers["labels"].tolist() == [1, 1, 1]
 
@@ -256,6 +257,21 @@ def test_the_mean_and_std_of_the_hyperparameters_are_used_and_told(explain):
     np.testing.assert_allclose(result.numbers["images"], expected, rtol=1e-5, atol=1e-6)
     sheet = np.asarray(Image.open(result.sheet)).reshape(-1, 3).tolist()
     assert all(list(colour) in sheet for colour in COLOURS)  # drawn as the files have them
+
+
+@pytest.mark.parametrize(
+    ("options", "saved", "is_raw"),
+    [
+        ([], {}, True),
+        ([], {"mean": [123.7, 116.3, 103.5]}, True),  # not of pixels from 0 to 1
+        (["--label", "1"], {}, True),
+        (["--mean", "0"], {}, False),
+        (["--std", "1"], {}, False),
+        ([], {"mean": 0.5, "std": 0.5}, False),
+    ],
+)
+def test_where_nothing_is_normalised_it_says_so(options, saved, is_raw, explain):
+    assert explain("ByColour", *options, images=1, hyperparameters=saved).told.count(RAW) == is_raw
 
 
 def test_what_is_given_counts_before_the_hyperparameters(explain):
@@ -323,6 +339,15 @@ def test_pictures_of_every_kind(mode, tmp_path):
         assert images.min() == images.max() == 1
 
 
+def test_a_folder_is_its_pictures_by_name(tmp_path):
+    (tmp_path / "deeper").mkdir()
+    for name in ("b.png", "a.JPG", "deeper/c.png"):
+        Image.new("RGB", (6, 4)).save(tmp_path / name)
+    (tmp_path / "labels.txt").write_text("1 2")
+    single = tmp_path / "labels.txt"  # a file that is named is taken, whatever it is
+    assert pictures_of([single, tmp_path]) == [single, tmp_path / "a.JPG", tmp_path / "b.png"]
+
+
 # ---------------------------------------------------------------- what cannot be done
 
 
@@ -351,6 +376,7 @@ def test_what_is_told_of_wrong_options(maker, options, said, explain):
 def test_what_is_told_of_pictures(tmp_path, capsys):
     torch.save(ByColour().state_dict(), tmp_path / "a.pt")
     (tmp_path / "text.png").write_text("abc")
+    (tmp_path / "empty").mkdir()
     Image.new("F", (4, 4)).save(tmp_path / "float.tif")
     for name, size in (("wide.png", (6, 4)), ("high.png", (4, 6))):
         Image.new("RGB", size).save(tmp_path / name)
@@ -358,6 +384,7 @@ def test_what_is_told_of_pictures(tmp_path, capsys):
         (["none.png"], "none.png`: cannot be read as an image: [Errno 2] No such file"),
         (["text.png"], "text.png`: cannot be read as an image: cannot identify"),
         (["float.tif"], "float.tif`: cannot be read as an image: floating-point pixels"),
+        (["empty"], "empty`: the folder has no images."),
         (["wide.png", "high.png"], "`--size`: expected HEIGHTxWIDTH, as the images differ in size (4x6, 6x4)"),
     ):
         paths = [f"{tmp_path}/{name}" for name in files]

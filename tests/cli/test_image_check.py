@@ -51,6 +51,7 @@ def explain(tmp_path, capsys):
             files.append(f"{tmp_path}/{number}.png")
             Image.fromarray(pixels).save(files[-1])
         options = ["--maps", "order0", "--layers", "conv", "--label", *map(str, labels), "--out", f"{tmp_path}/maps"]
+        options += ["--mean", "0"]
         assert main(["explain", f"{tmp_path}/a.pt", *files, "--module", f"{__name__}:{maker}", *options]) == 0
         told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
         return told, np.asarray(Image.open(tmp_path / "maps.png"))
