@@ -169,7 +169,7 @@ def train(case: Case, seed: int, is_marked: bool) -> Run:
         optimizer.zero_grad()
         loss.backward()
         if is_read:
-            pool = pool_of(recorder, watch, images, labels, loss.item())
+            pool = pool_of(recorder, watch, images, labels, loss)
             if is_near_end and check.is_complete and not is_last_round:
                 check.begin_round(step)
                 is_last_round = True
@@ -187,7 +187,7 @@ def train(case: Case, seed: int, is_marked: bool) -> Run:
     return run
 
 
-def pool_of(recorder: NormGrad, watch: NetworkWatch, images: Any, labels: Any, loss: float) -> Pool:
+def pool_of(recorder: NormGrad, watch: NetworkWatch, images: Any, labels: Any, loss: torch.Tensor) -> Pool:
     """Return what the step has shown."""
     call = recognised(watch.calls, labels.tolist(), loss)
     assert call is not None
