@@ -106,18 +106,24 @@ def test_its_list_of_layers_is_what_the_command_prints(capsys):
 
 
 def test_its_other_command_is_one_that_the_parser_takes():
-    (told,) = re.findall(r"^normgrad-lightning (explain .*)$", README, flags=re.MULTILINE)
-    options = command._parser().parse_args(told.split())
+    options = command._parser().parse_args(explain_in("README.md").split())
     assert [str(path) for path in options.images] == ["cat.png", "dog.png"]
     assert (options.label, options.size) == ([3, 5], [224, 224])
+    assert len(options.mean) == len(options.std) == 3
+
+
+def explain_in(page):
+    (told,) = re.findall(r"^normgrad-lightning (explain .*?[^\\])$", PAGES[page], flags=re.M | re.S)
+    return told.replace("\\\n", "")
 
 
 def test_the_command_of_the_picture_is_one_that_the_parser_takes_and_that_of_the_example():
-    (told,) = re.findall(r"^normgrad-lightning (explain .*?[^\\])$", PAGES["examples/README.md"], flags=re.M | re.S)
-    options = command._parser().parse_args(told.replace("\\\n", "").split())
+    told = explain_in("examples/README.md")
+    options = command._parser().parse_args(told.split())
     assert options.module == "07_trained_network:lite0"
     example = (ROOT / "examples/07_trained_network.py").read_text()
-    assert " ".join(told.split()).startswith(" ".join(re.search(r"(explain .*?)\n\n", example, flags=re.S)[1].split()))
+    in_example = re.search(r"(explain .*?)\n\n", example, flags=re.S)[1].replace("\\\n", "")
+    assert " ".join(told.split()).startswith(" ".join(in_example.split()))
 
 
 def test_the_table_of_what_it_works_with_is_that_of_the_tests():

@@ -57,14 +57,14 @@ class Case(NamedTuple):
 
 TINY = (28, 4, 4)
 CASES = {
-    "3 ms": Case((28, 16, 16), 3000, 5),
-    "10 ms": Case((32, 32, 16), 2000, 5),
-    "30 ms": Case((64, 32, 16), 1000, 3),
-    "100 ms": Case((96, 40, 16), 800, 1),
+    "3 ms": Case((28, 16, 16), 3000, 4),
+    "10 ms": Case((32, 32, 16), 2000, 3),
+    "30 ms": Case((64, 32, 16), 1000, 2),
+    "100 ms": Case((96, 40, 16), 700, 1),
     **{
         f"device, {ms} ms, {how}": Case(TINY, steps, rounds, (ms / 1e3, how == "hidden"))
         for (ms, steps, rounds), how in itertools.product(
-            ((5, 1500, 3), (20, 800, 3), (100, 600, 1)), ("hidden", "waited for")
+            ((5, 1500, 2), (20, 800, 2), (100, 560, 1)), ("hidden", "waited for")
         )
     },
 }
