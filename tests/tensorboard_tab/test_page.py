@@ -192,9 +192,9 @@ def test_without_data_the_page_helps_and_a_run_appears_without_a_reload(browser,
 
 def test_a_new_run_is_listed_and_what_is_on_screen_stays(browser, board):
     shown = Shown(browser, board.tab)
-    write_run(board.log / "triangle", [page(20)])
+    write_run(board.log / "triangle", [page(0), page(20)])
     until(lambda: shown.open() == "classes triangle 20")
-    write_run(board.log / "aaa", [page(30)])
+    write_run(board.log / "aaa", [page(0), page(30)])
     options = "return [...document.querySelector('[name=run]').options].map((one) => one.text)"
     until(lambda: shown.run("window.dispatchEvent(new Event('focus'))") or "aaa" in shown.run(options))
     shown.click("[data-value=images]")

@@ -261,7 +261,7 @@ function checkOf(checked, largest, isSaid) {
     typeof checked.share === "number"
       ? h("p.share", {}, h("strong", {}, percent(checked.share)), ` of other images are called ${checked.name} with the place pasted in${control}`)
       : null,
-    h("small", {}, `checked on ${checked.images} images at step ${stepText(checked.step)}${checked.area ? ` · the place: ${percent(checked.area)} of each image` : ""}`),
+    h("small", {}, `checked on ${checked.images} images at step ${stepText(checked.step)}${checked.area ? ` · the place: ${percent(checked.area).replace(" ", "\u00a0")} of each image` : ""}`),
   );
 }
 
