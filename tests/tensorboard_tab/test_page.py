@@ -187,13 +187,14 @@ def test_without_data_the_page_helps_and_a_run_appears_without_a_reload(browser,
     write_run(board.log / "live", [page(10)])
     until(lambda: shown.run("window.dispatchEvent(new Event('focus'))") or "live 10" in shown.drawn())
     assert shown.errors() == []
-    shutil.rmtree(board.log / "live")
+    removed(browser, board.log, "live")
 
 
 def test_a_new_run_is_listed_and_what_is_on_screen_stays(browser, board):
     shown = Shown(browser, board.tab)
     write_run(board.log / "triangle", [page(0), page(20)])
-    until(lambda: shown.open() == "classes triangle 20")
+    until(lambda: [0, 20] in [[step for step, _ in one["events"]] for one in index_of(board.url)["runs"]])
+    assert shown.open() == "classes triangle 20"
     write_run(board.log / "aaa", [page(0), page(30)])
     options = "return [...document.querySelector('[name=run]').options].map((one) => one.text)"
     until(lambda: shown.run("window.dispatchEvent(new Event('focus'))") or "aaa" in shown.run(options))
@@ -201,9 +202,13 @@ def test_a_new_run_is_listed_and_what_is_on_screen_stays(browser, board):
     shown.drawn("images triangle 20")
     assert shown.open() == "classes aaa 30"  # the newest
     assert shown.errors() == []
-    browser.get("about:blank")  # it would ask for what is deleted
-    for run in ("triangle", "aaa"):
-        shutil.rmtree(board.log / run)
+    removed(browser, board.log, "triangle", "aaa")
+
+
+def removed(browser, log, *runs):
+    browser.get("about:blank")  # the page would ask for them
+    for run in runs:
+        shutil.rmtree(log / run)
 
 
 IMAGES = {"mode": "images", "run": "first", "kind": "probe_order0", "tile": 64, "scale": "image"}
