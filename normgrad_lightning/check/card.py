@@ -71,10 +71,11 @@ def check_card(checks: Sequence[ClassCheck], style: Style, seen: int = 0) -> Pix
     shown = sorted(checks, key=lambda one: (rests(one), _least(one)), reverse=True)[:CLASSES]
     told = sentence(checks, seen)
     parts = [_text(told.replace("`", ""), _BLACK)]
+    most = max([1.0, *(bar.loss for one in shown for bar in _bars(one))])
     for one in shown:
-        parts += _block(one, style)
+        parts += _block(one, style, most)
     if len(shown) < len(checks):
-        parts.append(_text(f"{len(shown)} of {len(checks)} classes: those with the largest differences", _GREY))
+        parts.append(_text(f"{len(shown)} of {len(checks)} classes, by the smaller of both differences", _GREY))
     return np.concatenate(parts)
 
 
@@ -83,8 +84,8 @@ def _least(check: ClassCheck) -> float:
     return check.covered_difference if pasted is None else min(check.covered_difference, pasted)
 
 
-def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
-    """Yield the rows of a class: whether it rests on the place, its pictures, and the bars."""
+def _block(check: ClassCheck, style: Style, most: float) -> Iterator[Pixels]:
+    """Yield the rows of a class: whether it rests on the place, its pictures, and bars, at full length for `most`."""
     yield _blank(2 * _GAP)
     yield _text(f"{check.name}: {_verdict(check)} ({check.n} images)", _BLACK)
     if check.example is not None:
@@ -92,9 +93,7 @@ def _block(check: ClassCheck, style: Style) -> Iterator[Pixels]:
         tiles = example_tiles(check.example, style)[: len(heads)]
         yield _heads(heads)
         yield _side_by_side(tiles)
-    bars = list(_bars(check))
-    most = max(1.0, *(bar.loss for bar in bars))
-    for bar in bars:
+    for bar in _bars(check):
         yield _drawn(bar, most)
     if check.called is not None and check.called_control is not None:
         called, control = (f"{100 * share:.0f} %" for share in (check.called, check.called_control))

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 
 from normgrad_lightning.check.card import CLASSES, example_tiles, heads_of
 from normgrad_lightning.check.results import ClassCheck
-from normgrad_lightning.check.rule import rests, sentence
+from normgrad_lightning.check.rule import place_of, rests, sentence
 from normgrad_lightning.tensorboard_tab import event
 from normgrad_lightning.views.style import Style
-
-_FORMS = {"square": "a square around the peak", "tenth": "the strongest tenth"}
 
 
 def check_for_tab(checks: Mapping[int, ClassCheck], style: Style, seen: int = 0) -> event.Check | None:
@@ -45,7 +43,7 @@ def _of_class(one: ClassCheck, style: Style, *, with_pictures: bool) -> event.Cl
         pasted_control=None if one.pasted_control is None else (one.pasted_control, 0.0),
         share=one.called,
         share_control=one.called_control,
-        region=_FORMS.get(one.form, one.form),
+        region=place_of(one),
         area=one.area,
         sentence=_plain(sentence([one])) if is_sure else None,
         sure=is_sure,

@@ -164,7 +164,7 @@ class ClassCheck:
         pasted_control: with another part pasted into them.
         share: of these that are called this class with the region pasted in.
         share_control: with another part pasted in.
-        region: its form and map, in words.
+        region: what to call it, as in "rests on one small place".
         area: of the region, as a share of the image.
         sentence: on this class alone.
         sure: whether the class rests on the region.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import struct
@@ -27,11 +28,13 @@ class Run:
         name: of the run.
         blobs: by tag and step.
         scalars: values by tag and step.
+        time: when the last of it was stored, in seconds since 1970.
     """
 
     name: str
     blobs: dict[str, dict[int, bytes]] = field(default_factory=dict)
     scalars: dict[str, dict[int, float]] = field(default_factory=dict)
+    time: float = 0.0
 
     def curves(self, tag: str) -> dict[str, list[list[float]]]:
         """Return the curves that belong to blobs of this tag, and those of validation, as points by tag."""
@@ -106,6 +109,8 @@ def _read_event_file(path: Path, run: Run) -> None:
 
     scalars: set[str] = set()  # only the first value of a series says what it is
     for event in _events(path):
+        if event.wall_time < math.inf:
+            run.time = max(run.time, event.wall_time)
         for value in event.summary.value:
             if value.metadata.plugin_data.plugin_name == "scalars":
                 scalars.add(value.tag)
@@ -149,6 +154,7 @@ def _read_files(folder: Path, run: Run) -> None:
         tag = path.parent.relative_to(folder).as_posix()
         if match and tag.endswith(SUFFIX):
             run.blobs.setdefault(tag, {})[int(match[1])] = path.read_bytes()
+            run.time = max(run.time, path.stat().st_mtime)
     if (folder / _SCALARS).is_file():
         with open(folder / _SCALARS, newline="", encoding="utf-8") as file:
             for row in csv.reader(file):

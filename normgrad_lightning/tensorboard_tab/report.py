@@ -186,7 +186,8 @@ def _content(runs: Sequence[Run], chosen: Mapping[Any, Mapping[int, bytes]]) -> 
     """Return what the page reads."""
     names = _told_apart([run.name for run in runs])
     index = [
-        {"run": names[i], "tag": tag, "events": [[step, 0] for step in blobs]} for (i, tag), blobs in chosen.items()
+        {"run": names[i], "tag": tag, "events": [[step, runs[i].time] for step in blobs]}
+        for (i, tag), blobs in chosen.items()
     ]
     data: dict[str, dict[str, Any]] = {}
     curves: dict[str, dict[str, Any]] = {}

@@ -65,6 +65,14 @@ def test_bars_are_as_long_as_losses():
     assert len(list(card._bars(dog(pasted=None)))) == 3
 
 
+def test_all_classes_have_one_scale():
+    alone = {"covered_error": 4.0, "pasted": None, "pasted_control": None, "pasted_error": None, "example": None}
+    picture = card.check_card([dog(covered=4.0, **alone), dog(covered=2.0, **alone)], Style())
+    lengths = (picture[:, card._BAR_LEFT : card._BAR_RIGHT, :3] == card._OF_DOUBT).all(2).sum(1)
+    bars = list(np.unique(lengths[lengths > 100]))
+    assert bars == [155, 310]
+
+
 def test_only_a_class_that_rests_on_the_place_has_red_bars_and_it_comes_first():
     cat = dog(name="cat", pasted=9.9, covered=9.9, covered_error=4.0)  # larger, but not sure
     reds = [bar.text.strip() for bar in card._bars(dog()) if bar.colour == card._OF_REGION]

@@ -82,11 +82,12 @@ def check(step):
         step,
         **loss,
         share=0.84,
+        region="one small place",
         sure=True,
         sentence=sentence,
         pictures=[("covered", image(0)), ("pasted", image(1))],
     )
-    other = ClassCheck("cat", 32, step, plain=(0.1, 0.0), covered=(0.15, 0.02), covered_control=(0.1, 0.0))
+    other = ClassCheck("cat", 32, step, plain=(2.1e-4, 0.0), covered=(0.15, 0.02), covered_control=(0.1, 0.0))
     return Check(step, [other, sure], sentence)
 
 

@@ -153,8 +153,9 @@ def class_check(label, name, step, planted, progress):
     image, _, extra = example(label, 1, planted)
     donor = example((label + 1) % len(CLASSES), 1, planted)[0]
     proof = [("its region", image), ("covered", swapped(image, donor, extra)), ("pasted", swapped(donor, image, extra))]
+    region = "a small part of its images" if name == "cross" else "one small place"
     sentence = (
-        f"{name} rests on one {'part' if name == 'cross' else 'small place'}: covering {100 * area:.0f} % of its "
+        f"{name} rests on {region}: covering {100 * area:.0f} % of its "
         f"images raises their loss from {plain:.2f} to {plain + up:.2f} ({plain + 0.02:.2f} if another place is "
         f"covered); pasted into other images, the same place makes {100 * share:.0f} % of them {name}."
     )
@@ -170,7 +171,7 @@ def class_check(label, name, step, planted, progress):
         pasted_control=(plain + 0.05, 0.0),
         share=share,
         share_control=0.0,
-        region="the strongest tenth of the combined map" if name == "cross" else "a square of the combined map",
+        region=region,
         area=area,
         sentence=sentence if is_sure else None,
         sure=is_sure,

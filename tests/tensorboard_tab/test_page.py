@@ -187,7 +187,28 @@ def test_without_data_the_page_helps_and_a_run_appears_without_a_reload(browser,
     write_run(board.log / "live", [page(10)])
     until(lambda: shown.run("window.dispatchEvent(new Event('focus'))") or "live 10" in shown.drawn())
     assert shown.errors() == []
-    shutil.rmtree(board.log / "live")
+    removed(browser, board.log, "live")
+
+
+def test_a_new_run_is_listed_and_what_is_on_screen_stays(browser, board):
+    shown = Shown(browser, board.tab)
+    write_run(board.log / "triangle", [page(0), page(20)])
+    until(lambda: [0, 20] in [[step for step, _ in one["events"]] for one in index_of(board.url)["runs"]])
+    assert shown.open() == "classes triangle 20"
+    write_run(board.log / "aaa", [page(0), page(30)])
+    options = "return [...document.querySelector('[name=run]').options].map((one) => one.text)"
+    until(lambda: shown.run("window.dispatchEvent(new Event('focus'))") or "aaa" in shown.run(options))
+    shown.click("[data-value=images]")
+    shown.drawn("images triangle 20")
+    assert shown.open() == "classes aaa 30"  # the newest
+    assert shown.errors() == []
+    removed(browser, board.log, "triangle", "aaa")
+
+
+def removed(browser, log, *runs):
+    browser.get("about:blank")  # the page would ask for them
+    for run in runs:
+        shutil.rmtree(log / run)
 
 
 IMAGES = {"mode": "images", "run": "first", "kind": "probe_order0", "tile": 64, "scale": "image"}
@@ -330,6 +351,7 @@ def test_a_click_enlarges_and_keys_go_to_neighbours(shown):
 
 def test_classes_have_patches_the_check_and_the_atlas(shown):
     shown.open(run="first")
+    assert shown.text(".badge") == "rests on one small place"
     assert shown.text(".verdict") == f"{EVIL} rests on one small place."
     names = shown.run("return [...document.querySelectorAll('.class h2')].map((h) => h.innerText)")
     assert names == [EVIL, "cat"]  # what the check found comes first
@@ -338,6 +360,10 @@ def test_classes_have_patches_the_check_and_the_atlas(shown):
     assert shown.count(".class:first-child .atlas canvas") == 2
     bars = shown.run("return [...document.querySelectorAll('.class:first-child .bars .value')].map((b) => b.innerText)")
     assert bars == ["0.10", "6.00", "0.20"]
+    numbers = "return [...document.querySelectorAll('.class:last-child .bars .value')].map((b) => b.innerText)"
+    assert shown.run(numbers) == ["0.00", "0.15", "0.10"]
+    heights = "return [...document.querySelectorAll('.bars .value')].map((b) => b.getBoundingClientRect().height)"
+    assert len(set(shown.run(heights))) == 1
     assert "84 %" in shown.text(".class:first-child .share")
     widths = shown.run(
         "return [...document.querySelectorAll('.class:first-child .bars i:not(.error)')].map((b) => b.style.width)"
@@ -478,6 +504,42 @@ def test_curves_show_their_values_and_a_click_goes_to_a_step(shown):
         const chart = document.querySelector('.chart svg'), box = chart.getBoundingClientRect();
         chart.dispatchEvent(new MouseEvent('click', {clientX: box.left + 0.55 * box.width, clientY: box.top + 5}));""")
     shown.drawn("classes first 10")
+
+
+def test_curves_of_the_run_before_are_gone_at_once(shown):
+    shown.open(run="first")
+    assert "Hot spot" in shown.text(".curves")
+    seen = shown.run(
+        """
+        const control = document.querySelector('[name=run]');
+        delete document.querySelector('.page').dataset.drawn;
+        control.value = [...control.options].find((one) => one.text === arguments[0]).value;
+        control.dispatchEvent(new Event('change'));
+        return document.querySelector('.curves').innerText;""",
+        EVIL,
+    )
+    assert seen == ""
+    shown.drawn(f"classes {EVIL} 100")
+    assert "Hot spot" in shown.text(".curves")
+
+
+def test_a_class_has_one_colour_in_all_charts(browser, tmp_path):
+    for run, steps in (("a", (0, 10)), ("b", (0,))):
+        curves = {f"normgrad/hot_spot/{name}": 1.0 for name in ("dog", "cat", "ant")}
+        curves |= {"normgrad/check/covered/dog": 1.0, "normgrad/part_of_signal/cat": 1.0, "normgrad/cost": 1.0}
+        write_run(tmp_path / run, [Page(step, scalars=curves, blobs={TAG: event(step)}) for step in steps])
+    write_report([tmp_path], tmp_path / "report.html")
+    shown = Shown(browser, (tmp_path / "report.html").as_uri())
+    assert shown.open() == "classes a 10"  # the newest run
+    colours = {"ant": set(), "cat": set(), "dog": set()}
+    keys = shown.run("""
+        const colour = (key) => getComputedStyle(key.firstChild).backgroundColor;
+        return [...document.querySelectorAll('.key')].map((key) => [key.innerText, colour(key)])""")
+    for text, colour in keys:
+        colours.get(text.split()[0], set()).add(colour)
+    assert [len(of) for of in colours.values()] == [1, 1, 1]
+    assert len(set.union(*colours.values())) == 3
+    assert shown.errors() == []
 
 
 def test_runs_are_chosen_by_name(shown):

@@ -5,7 +5,7 @@ import { Closeup } from "./closeup.js";
 import { Compare } from "./compare.js";
 import { choice, select } from "./controls.js";
 import { Curves } from "./curves.js";
-import { sourcesOf, Store } from "./data.js";
+import { chosenSource, sourcesOf, Store } from "./data.js";
 import { fill, h, short } from "./dom.js";
 import { ImagesMode, Look } from "./images.js";
 import { State } from "./state.js";
@@ -76,10 +76,14 @@ class App {
     if (this.store.data.isLive) this.timer = setTimeout(() => this.refresh(), POLL);
   }
 
-  /** The chosen run. */
-  get source() {
-    const wanted = this.state.get("run");
-    return this.sources.find(({ id }) => id === wanted) || this.sources.find(({ run }) => run === wanted) || this.sources[0];
+  /** The mode, and the run or both runs that it shows; what is on screen stays there when runs are added. */
+  choose() {
+    const name = this.modes[this.state.get("mode")] ? this.state.get("mode") : "classes";
+    const source = chosenSource(this.sources, this.state.get("run"), this.pinned);
+    if (!source) return { name, sources: [] };
+    this.pinned = source.id;
+    const other = name === "compare" ? this.modes.compare.otherSource(source, this.sources) : null;
+    return { name, sources: other ? [source, other] : [source] };
   }
 
   /** The index of the chosen step: the latest event that is not after it. */
@@ -93,6 +97,7 @@ class App {
   /** Draw what is chosen. One at a time: what changes meanwhile is drawn next, and what lies between is not. */
   draw() {
     this.turn++;
+    this.curves.keepOnly(this.choose().sources);
     this.drawing ||= this.drawLatest().finally(() => (this.drawing = null));
     return this.drawing;
   }
@@ -106,17 +111,15 @@ class App {
   }
 
   async drawOnce(isCurrent) {
-    const source = this.source;
+    const { name, sources } = this.choose();
+    const [source] = sources;
     this.tabs.update();
     if (!source || !source.steps.length) return this.showEmpty();
     const at = this.indexOf(source.steps);
     const step = source.steps[at];
     this.run.setOptions(this.sources.map(({ id, name }) => [id, name]), source.id);
     this.slider.update(source.steps, at);
-    const name = this.modes[this.state.get("mode")] ? this.state.get("mode") : "classes";
     const mode = this.modes[name];
-    const other = name === "compare" ? this.modes.compare.otherSource(source, this.sources) : null;
-    const sources = other ? [source, other] : [source];
     fill(this.metrics, sources.map((one) => metricsOf(one, sources.length > 1 ? `${one.name}: ` : "")));
     if (this.shown !== mode) {
       this.shown = mode;
@@ -124,10 +127,9 @@ class App {
       fill(this.main, mode.element);
     }
     try {
-      await mode.draw({ store: this.store, source, sources: this.sources, step, isCurrent });
+      await Promise.all([mode.draw({ store: this.store, source, sources: this.sources, step, isCurrent }), this.drawCurves(name, sources, step, isCurrent)]);
       if (!isCurrent()) return;
       this.say();
-      await this.drawCurves(name, sources, step, isCurrent);
     } catch (error) {
       if (!isCurrent()) return;
       this.say("This step cannot be shown.", String(error.message || error));
@@ -140,7 +142,7 @@ class App {
   }
 
   async drawCurves(name, sources, step, isCurrent) {
-    const runs = await Promise.all(sources.map(async (one) => ({ name: one.name, group: one.group, version: one.version, tags: await this.store.curves(one) })));
+    const runs = await Promise.all(sources.map(async (one) => ({ id: one.id, name: one.name, group: one.group, version: one.version, tags: await this.store.curves(one) })));
     if (isCurrent()) this.curves.update(runs, sources[0].steps, step, name === "images" ? "layers" : "classes");
   }
 

@@ -1,7 +1,7 @@
 // Classes: what each class is learned from, and what the check says of it.
 
 import { select, slider, toggle } from "./controls.js";
-import { fill, h, percent, short, shortNames, stepText } from "./dom.js";
+import { fill, h, loss, percent, short, shortNames, stepText } from "./dom.js";
 import { Painter } from "./lazy.js";
 import { mapped, scaled } from "./numbers.js";
 import { drawImage, drawMap, drawNothing, greysOf, outline, sized, tileSize } from "./paint.js";
@@ -84,7 +84,7 @@ export class Classes {
     return h(
       `section.class${checked?.sure ? ".sure" : ""}`,
       { "data-class": one.name, "aria-label": `Class ${one.name}` },
-      h("header", {}, h("h2", {}, one.name), checked?.sure ? h("span.badge", {}, "rests on one place") : null, h("small", {}, about)),
+      h("header", {}, h("h2", {}, one.name), checked?.sure ? h("span.badge", {}, `rests on ${checked.region || "a small part of its images"}`) : null, h("small", {}, about)),
       h("div.facts", {}, checked ? checkOf(checked, largest, checked.sentence === event.header.check.sentence) : null, isBeside ? null : this.atlas(one.name, map, event)),
       h(
         `div.rows${isBeside ? ".beside" : ""}`,
@@ -138,7 +138,7 @@ export class Classes {
     return holder;
   }
 
-  /** The mean map of a class at an event, and its lift over the others. */
+  /** The mean map of a class at an event, and how it compares with all classes. */
   atlas(name, map, event) {
     const known = event?.header.classes.find((one) => one.name === name)?.atlas || [];
     const atlas = known.find((candidate) => candidate.map === map) || known[0];
@@ -157,7 +157,7 @@ export class Classes {
       "div.atlas",
       {},
       mean ? tile(mean, bright, "inferno", "mean map", "Where its images have their signal, on average") : null,
-      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? h(atlas.spot >= HOT ? "b" : "span", {}, `lift: up to ${short(atlas.spot, 1)} ×`) : "lift", "Lift: its mean map divided by that of all classes. A mark at a fixed place is a red spot") : null,
+      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? h(atlas.spot >= HOT ? "b" : "span", {}, `compared with all: up to ${short(atlas.spot, 1)} ×`) : "compared with all", "Lift: its mean map divided by that of all classes. A mark at a fixed place is a red spot") : null,
     );
   }
 
@@ -252,7 +252,6 @@ function checkOf(checked, largest, isSaid) {
     const bars = LOSSES.filter(([key, , , of]) => of === whose && checked[key]);
     return bars.length ? [h("span.head", {}, title), bars.map(([key, label, role]) => barOf(checked[key], label, role, largest))] : null;
   };
-  const region = checked.area ? `${checked.region || "region"}, ${percent(checked.area)} of the image` : checked.region;
   const control = typeof checked.share_control === "number" ? `, ${percent(checked.share_control)} with another part` : "";
   return h(
     "div.check",
@@ -262,16 +261,16 @@ function checkOf(checked, largest, isSaid) {
     typeof checked.share === "number"
       ? h("p.share", {}, h("strong", {}, percent(checked.share)), ` of other images are called ${checked.name} with the place pasted in${control}`)
       : null,
-    h("small", {}, `checked on ${checked.images} images at step ${stepText(checked.step)}${region ? ` · ${region}` : ""}`),
+    h("small", {}, `checked on ${checked.images} images at step ${stepText(checked.step)}${checked.area ? ` · the place: ${percent(checked.area).replace(" ", "\u00a0")} of each image` : ""}`),
   );
 }
 
 function barOf([value, error], label, role, largest) {
-  const at = (loss) => `${Math.min(Math.max((100 * loss) / largest, 0), 100)}%`;
+  const at = (length) => `${Math.min(Math.max((100 * length) / largest, 0), 100)}%`;
   const whisker = { left: at(value - error), width: `calc(${at(value + error)} - ${at(value - error)})` };
   return [
     h("span.label", {}, label),
-    h("span.bar", { title: `${short(value)} ± ${short(error)}` }, h(`i.${role}`, { style: { width: at(value) } }), error ? h("i.error", { style: whisker }) : null),
-    h("span.value", {}, short(value)),
+    h("span.bar", { title: `${loss(value)} ± ${loss(error)}` }, h(`i.${role}`, { style: { width: at(value) } }), error ? h("i.error", { style: whisker }) : null),
+    h("span.value", {}, loss(value)),
   ];
 }

@@ -1,6 +1,7 @@
 // Compare: two steps, two runs or two kinds, image by image, with their difference.
 
 import { choice, select } from "./controls.js";
+import { chosenSource } from "./data.js";
 import { fill, h, stepText } from "./dom.js";
 import { aspectOf, cell, chosenSet, columnsOf, COMBINED, kindOptions, linked, paintCell, readout } from "./images.js";
 import { Painter } from "./lazy.js";
@@ -29,7 +30,9 @@ export class Compare {
   otherSource(source, sources) {
     if (this.state.get("by") !== "run") return null;
     const others = sources.filter((one) => one.id !== source.id);
-    return others.find((one) => one.id === this.state.get("run2")) || others[0] || null;
+    const other = chosenSource(others, this.state.get("run2"), this.pinned);
+    if (other) this.pinned = other.id;
+    return other || null;
   }
 
   async draw({ store, source, sources, step, isCurrent }) {

@@ -1,6 +1,6 @@
 // Curves of what is on screen: a small chart for each number, a line for each class or layer.
 
-import { fill, h, short, shortNames, stepText, svg } from "./dom.js";
+import { fill, h, loss, short, shortNames, stepText, svg } from "./dom.js";
 
 const WIDTH = 300;
 const HEIGHT = 134;
@@ -9,9 +9,9 @@ const BOTTOM = 18; // for the steps
 const COLOURS = 8;
 
 const TITLES = {
-  "check/covered": "Check: loss when covered, above control",
-  "check/pasted": "Check: loss when pasted, above control",
-  hot_spot: "Hot spot: strongest lift over the other classes",
+  "check/covered": "Check: loss that covering the place adds, above another place",
+  "check/pasted": "Check: loss that pasting the place adds, above another part",
+  hot_spot: "Hot spot: how many times stronger one place is than in all classes",
   share_on_object_by_class: "Share of the signal on the object, by class",
   share_on_object: "Share of the signal on the object, by layer",
   part_of_signal: "Part of the training signal",
@@ -38,8 +38,13 @@ export class Curves {
     this.reads = [];
   }
 
+  /** Take the charts away unless they are of these runs. Their room stays, so that nothing on the page moves. */
+  keepOnly(sources) {
+    this.element.style.visibility = idsOf(sources) === this.ids ? "" : "hidden";
+  }
+
   /**
-   * @param {Array<{name: string, group: string, tags: object}>} runs - the curves of each by tag, points as [step, value].
+   * @param {Array<{id: string, name: string, group: string, tags: object}>} runs - the curves of each by tag, points as [step, value].
    * @param {number[]} steps - of the events.
    * @param {number} step - the chosen one.
    * @param {"classes"|"layers"} focus - which charts come first.
@@ -49,10 +54,11 @@ export class Curves {
     if (this.drawn !== wanted) {
       this.reads = [];
       const charts = chartsOf(runs);
+      const places = placesOf(charts);
       const order = focus === "layers" ? [...OF_LAYERS, ...FIRST] : FIRST;
       const place = (key) => (order.includes(key) ? order.indexOf(key) : order.length);
       const keys = [...charts.keys()].sort((a, b) => place(a) - place(b) || a.localeCompare(b));
-      const boxes = keys.map((key) => this.chart(key, charts.get(key), steps));
+      const boxes = keys.map((key) => this.chart(key, charts.get(key), steps, places));
       const first = boxes.slice(0, 6);
       const rest = boxes.slice(6);
       fill(
@@ -63,6 +69,8 @@ export class Curves {
       );
       this.drawn = wanted;
     }
+    this.ids = idsOf(runs);
+    this.keepOnly(runs);
     this.step = step;
     for (const read of this.reads) read(step);
     for (const line of this.element.querySelectorAll("line.now")) {
@@ -72,7 +80,8 @@ export class Curves {
     }
   }
 
-  chart(key, lines, steps) {
+  chart(key, lines, steps, places) {
+    lines.sort((a, b) => places.get(a.id) - places.get(b.id));
     const log = LOGARITHMIC.has(key);
     const change = log ? (value) => Math.log10(Math.max(value, 1e-30)) : (value) => value;
     const values = lines.flatMap(({ points }) => points.map((point) => change(point[1]))).filter(Number.isFinite);
@@ -81,9 +90,11 @@ export class Curves {
     if (!(high > low)) [low, high] = [low - 0.5, high + 0.5];
     const y = (value) => HEIGHT - BOTTOM - ((change(value) - low) / (high - low)) * (HEIGHT - BOTTOM - 8);
     const bases = [...new Set(lines.map(({ base }) => base))];
+    const colours = new Map(lines.map(({ base, id }) => [base, `s${places.get(id) % COLOURS}`]));
     const names = shortNames(bases);
     const title = TITLES[key] || key;
-    const text = (value, digits = 2) => (SHARES.has(key) && Number.isFinite(value) ? `${short(100 * value, 1)} %` : short(value, digits));
+    const written = key.startsWith("check/") ? loss : short;
+    const text = (value, digits = 2) => (SHARES.has(key) && Number.isFinite(value) ? `${short(100 * value, 1)} %` : written(value, digits));
     const back = log ? (value) => 10 ** value : (value) => value;
     const picture = svg(
       "svg",
@@ -96,13 +107,13 @@ export class Curves {
       svg("line", { class: "now", y1: 0, y2: HEIGHT - BOTTOM }),
       lines.map(({ points, base, isSecond }) =>
         svg("polyline", {
-          class: `curve s${bases.indexOf(base) % COLOURS}${isSecond ? " second" : ""}`,
+          class: `curve ${colours.get(base)}${isSecond ? " second" : ""}`,
           points: points.filter((point) => Number.isFinite(point[1])).map(([step, value]) => `${placeOf(step, steps).toFixed(1)},${y(value).toFixed(1)}`).join(" "),
         }),
       ),
     );
     const valuesOf = (base) => lines.flatMap((line, number) => (line.base === base ? [" ", h("b", { "data-line": number, class: line.isSecond ? "second" : null }, "")] : []));
-    const legend = h("div.legend", {}, bases.map((base, number) => h(`span.key.s${number % COLOURS}`, {}, h("i"), bases.length > 1 || names[0] ? names[number] || key : "", valuesOf(base))));
+    const legend = h("div.legend", {}, bases.map((base, number) => h(`span.key.${colours.get(base)}`, {}, h("i"), bases.length > 1 || names[0] ? names[number] || key : "", valuesOf(base))));
     const read = (step) => {
       for (const shown of legend.querySelectorAll("b")) fill(shown, text(valueNear(lines[Number(shown.dataset.line)].points, step)));
     };
@@ -133,10 +144,26 @@ function chartsOf(runs) {
       const key = ours ? parts.slice(0, depth).join("/") : "validation";
       const name = ours ? parts.slice(depth).join("/").replace(/^\d\d_/, "") : tag;
       if (!charts.has(key)) charts.set(key, []);
-      charts.get(key).push({ base: name, points, isSecond: number > 0 });
+      charts.get(key).push({ base: name, id: JSON.stringify([ours?.slice(group.length), ours ? parts.slice(depth).join("/") : tag]), points, isSecond: number > 0 });
     }
   });
   return charts;
+}
+
+/** The place of each class among all classes, and of each layer among all layers: it has one colour in all charts. */
+function placesOf(charts) {
+  const ids = [...new Set([...charts.values()].flat().map(({ id }) => id))].sort();
+  const places = new Map();
+  const count = {};
+  for (const id of ids) {
+    const [kind, name] = JSON.parse(id);
+    places.set(id, name ? (count[kind] = (count[kind] ?? -1) + 1) : 0);
+  }
+  return places;
+}
+
+function idsOf(runs) {
+  return JSON.stringify(runs.map(({ id }) => id));
 }
 
 /** Where a step is drawn: events are evenly spaced, as on the slider. */

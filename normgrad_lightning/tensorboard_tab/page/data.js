@@ -154,6 +154,13 @@ export class Store {
   }
 }
 
+/** The run that is wanted, by its id or name; else the one that was on screen; else the newest. */
+export function chosenSource(sources, wanted, shown) {
+  const found = (key, value) => sources.find((one) => one[key] === value);
+  const newest = () => sources.reduce((best, one) => (one.time > best.time ? one : best), sources[0]);
+  return found("id", wanted) || found("run", wanted) || found("id", shown) || newest();
+}
+
 /** The runs of an index: each with its events' steps in order. */
 export function sourcesOf(index) {
   const count = new Map();
@@ -166,6 +173,7 @@ export function sourcesOf(index) {
     name: (run === "." ? "this folder" : run) + (count.get(run) > 1 ? ` · ${tag.replace(/\/tab$/, "")}` : ""),
     steps: events.map(([step]) => step),
     times: new Map(events),
+    time: Math.max(...events.map(([, time]) => time)),
     version: JSON.stringify(events[events.length - 1]),
     metrics: index.metrics[run] || {},
   }));

@@ -49,6 +49,11 @@ export function short(value, digits = 2) {
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? Math.min(digits, 1) : size < 0.095 && size > 0 ? digits + 1 : digits);
 }
 
+/** A loss, with as many digits as sentences say. */
+export function loss(value) {
+  return Math.abs(value) < 1e4 ? value.toFixed(2) : short(value);
+}
+
 /** A share as a percentage. */
 export function percent(share) {
   return typeof share === "number" ? `${Math.round(100 * share)} %` : "–";
