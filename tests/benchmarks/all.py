@@ -102,7 +102,7 @@ def short_of_steps() -> Iterator[list[str]]:
     network, of = worst(networks, lambda of: of["later"]["share"])
     first, later = (percent(of[what]["share"]) for what in ("first", "later"))
     text = f"{later} of the training time, and {first} in the first {overhead.EARLY_END} steps ({network})"
-    yield ["the default schedule", text, "`overhead.py`"]
+    yield ["the default schedule, without the check and the probe", text, "`overhead.py`"]
 
 
 def short_of_short_steps() -> Iterator[list[str]]:

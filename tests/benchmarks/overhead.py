@@ -4,7 +4,8 @@
 
 Attached without an event; with an event on every step, maps only; with every step read for patches, atlas and curves;
 and with an event on every step, drawn and written to TensorBoard. The default schedule is computed from these: of
-its first 500 steps, and of a thousand later ones with one event and 99 readings. The images have ten classes.
+its first 500 steps, and of a thousand later ones with one event and 99 readings. The images have ten classes. The check
+and the probe are off: they come in few of these steps, as the budget allows. `short_steps.py` measures all together.
 
 A step of a second on a shared machine varies by more than what is to be measured: the first row has plain steps on both
 sides. So there is a second table: the time that the training thread spends in code of ours, hooks and all, and which
@@ -49,7 +50,8 @@ def measure_network(name: str, args: argparse.Namespace) -> Figures:
     """Both runs: without a logger and with one."""
     module, (images, labels) = Lit(NETWORKS[name](args.pixels)), batch_of(args.batch_size, args.pixels)
     batch = images, labels % 10
-    flags: dict[str, Any] = {"layers": [f"net.{layer}" for layer in FIVE_LAYERS[name]], "num_images": args.images}
+    layers = [f"net.{layer}" for layer in FIVE_LAYERS[name]]
+    flags: dict[str, Any] = {"layers": layers, "num_images": args.images, "check": False, "probe": False}
     without_events, with_maps = watching(**flags, every_n_steps=10**9), watching(**flags)
     variants = {"plain": None, CONTROL: None, "attached": without_events, "maps": with_maps}
     silent = Turns(variants, args.rounds)
