@@ -62,8 +62,7 @@ class GeneralFlags:
         check_spec(self.layers)
         for kind in READ_KINDS[1:]:
             check_flag(kind, getattr(self, kind))
-        if self.check is not None:
-            check_flag("check", self.check)
+        check_flag("check", self.check, or_none=True)
         check_choice("on_error", self.on_error, get_args(OnError))
 
     @property
