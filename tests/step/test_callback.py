@@ -409,6 +409,7 @@ def test_switched_off_it_attaches_nothing(tmp_path):
         ({"mean": True}, "`mean`: expected None, a number, or a list"),
         ({"opacity": True}, "`opacity`: expected a number from 0"),
         ({"enabled": "false"}, "`enabled`: expected True or False, but got 'false'"),
+        ({"check": "yes"}, "`check`: expected True, False or None, but got 'yes'"),
         ({"channels_last": "no"}, "`channels_last`: expected True, False or None, but got 'no'"),
         (
             {"images": ["first"]},
