@@ -167,7 +167,8 @@ def _takes_images_only(call: NetworkCall) -> bool:
 
     Whatever else it was given (features, a memory, a generator) may change in a pass, and is not cut with the images.
     """
-    return sum(_of_argument(value, len(call.scores)) for value in (*call.args, *call.kwargs.values())) == 1
+    with no_overrides():
+        return sum(_of_argument(value, len(call.scores)) for value in (*call.args, *call.kwargs.values())) == 1
 
 
 def _of_argument(value: Any, count: int) -> float:
