@@ -34,7 +34,7 @@ SMOOTHINGS = (0.0, 0.1, 0.05, 0.2)
 """Label smoothing that is recognised."""
 
 _ATOMS = (bool, int, float, str, type(None))
-_LARGE = 20_000  # things that a network's Python state holds: to keep them all would take longer than its pass
+_LARGE = 20_000  # things that a module's Python state holds: to keep them all would take longer than a pass
 _KNOWN_HOOKS = {"torch", "pytorch_lightning", "lightning", "normgrad_lightning"}
 
 _MOST_CALLS = 64  # of a step; an unrolled network may call its head without end
@@ -190,6 +190,11 @@ def _leaves_no_trace(network: nn.Module) -> bool:
         return False
     state = PythonState(network)
     return not state.iterators and state.size <= _LARGE
+
+
+def is_large(module: nn.Module) -> bool:
+    """Return whether a module holds so much that keeping its state would take longer than a pass."""
+    return PythonState(module).size > _LARGE
 
 
 def _hooks_of(module: nn.Module) -> list[Any]:

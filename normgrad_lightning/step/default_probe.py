@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normgrad_lightning.check.network import NetworkCall, NetworkWatch, recognised, scores_in
+from normgrad_lightning.check.network import NetworkCall, NetworkWatch, is_large, recognised, scores_in
 from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.inner_step import InnerStep
 from normgrad_lightning.isolated.interrupts import memory_explained
@@ -90,6 +90,9 @@ class DefaultProbe:
             call = recognised(calls, context.labels, loss * context.loss.undo(context.module))
         if call is None or context.labels is None:
             self._tries -= 1
+            return Seen()
+        if is_large(context.module):
+            self._tries = 0
             return Seen()
         self._last = context.step
         if not self._images.are_of(None):

@@ -112,10 +112,12 @@ def test_a_network_with_hooks_of_a_callback(tmp_path):
     assert "probe_order0" not in run.callback.latest
 
 
-def test_a_network_with_very_much_state(tmp_path):
+@pytest.mark.parametrize("where", ["the network", "the module"])
+def test_very_much_state(where, tmp_path):
     def make():
         module = Lit()
-        module.net.seen = [{"step": number} for number in range(20_001)]
+        holder = module.net if where == "the network" else module
+        holder.seen = [{"step": number} for number in range(20_001)]
         return module
 
     run = train(make, tmp_path, by_default())
