@@ -3,6 +3,7 @@
 import inspect
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import hydra
 import pytest
@@ -105,20 +106,22 @@ def test_its_list_of_layers_is_what_the_command_prints(capsys):
         assert part in printed
 
 
-def test_its_other_command_is_one_that_the_parser_takes():
-    options = command._parser().parse_args(explain_in("README.md").split())
+def test_the_command_of_the_notes_is_one_that_the_parser_takes():
+    _, told = explained()
+    options = command._parser().parse_args(told.split())
     assert [str(path) for path in options.images] == ["cat.png", "dog.png"]
     assert (options.label, options.size) == ([3, 5], [224, 224])
     assert len(options.mean) == len(options.std) == 3
 
 
-def explain_in(page):
-    (told,) = re.findall(r"^normgrad-lightning (explain .*?[^\\])$", PAGES[page], flags=re.M | re.S)
-    return told.replace("\\\n", "")
+def explained():
+    """The commands on the page of the examples: that of the picture, and that of the notes."""
+    told = re.findall(r"^normgrad-lightning (explain .*?[^\\])$", PAGES["examples/README.md"], flags=re.M | re.S)
+    return [one.replace("\\\n", "") for one in told]
 
 
 def test_the_command_of_the_picture_is_one_that_the_parser_takes_and_that_of_the_example():
-    told = explain_in("examples/README.md")
+    told, _ = explained()
     options = command._parser().parse_args(told.split())
     assert options.module == "07_trained_network:lite0"
     example = (ROOT / "examples/07_trained_network.py").read_text()
@@ -146,9 +149,22 @@ def test_nothing_is_left_to_fill_in(page):
     assert "TODO" not in PAGES[page]
 
 
+def test_its_badges_say_what_the_package_needs():
+    project = (ROOT / "pyproject.toml").read_text()
+    python, torch_needed, license_of = (
+        re.search(rf"^ *{start}(.+?)\"", project, flags=re.M)[1]
+        for start in ('requires-python = "', '"(?=torch>)', 'license = "')
+    )
+    needed = [f"Python{python}", torch_needed, f"license{license_of}"]
+    badges = re.findall(r"!\[(.+?)\]\(https://img\.shields\.io/badge/(.+?)-\w+\)", README)
+    assert [said.replace(" ", "").replace("≥", ">=") for said, _ in badges] == needed
+    drawn = [unquote(url).replace("--", "~").replace("-", "").replace("~", "-") for _, url in badges]
+    assert drawn == [said.replace(" ", "") for said, _ in badges]
+
+
 @every_page
 def test_its_pictures_are_there(page):
-    for path in re.findall(r"!\[.*?\]\((.+?)\)", PAGES[page]):
+    for path in re.findall(r"!\[.*?\]\((?!https?://)(.+?)\)", PAGES[page]):
         assert ((ROOT / page).parent / path).stat().st_size > 10_000
 
 
