@@ -4,6 +4,7 @@ import logging
 from functools import partial
 
 import pytest
+from torch import nn
 from twice import Lit, loader, train
 
 from normgrad_lightning import NormGradCallback
@@ -190,6 +191,11 @@ CLOCK = [0.0]
 
 class TimedPasses(Lit):
     """Steps and passes of a second for each image, by the test's clock; what is read of a step takes two."""
+
+    def __init__(self):
+        super().__init__(
+            lambda: nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+        )
 
     def loss(self, batch):
         CLOCK[0] += len(batch[0])
