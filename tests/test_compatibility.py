@@ -1,6 +1,7 @@
 """What version 0.2.0 left behind still works: checkpoints, configs and variables; or an error says what to write."""
 
 import random
+from importlib.metadata import EntryPoint
 from typing import get_type_hints
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from twice import Lit, loader
 
 from normgrad_lightning import NormGradCallback
+from normgrad_lightning.env_activation.entry_point import callbacks
 from normgrad_lightning.environment import REMOVED
 from normgrad_lightning.environment import flags as flags_of_the_environment
 
@@ -148,6 +150,14 @@ def test_the_key_names_the_flags_that_are_not_the_default_and_the_state_has_what
     assert set(NormGradCallback().state_dict()) == older | newer
     older.add("last_reading")
     NormGradCallback().load_state_dict({name: NormGradCallback().state_dict()[name] for name in older})
+
+
+def test_the_entry_point_loads_that_an_editable_install_of_0_2_0_still_names():
+    """Lightning loads it in each Trainer of any script, and an error there would end the script."""
+    named = EntryPoint(
+        "normgrad", "normgrad_lightning.switch.entry_point:callbacks", "lightning.pytorch.callbacks_factory"
+    )
+    assert named.load() is callbacks
 
 
 def test_configs_that_name_the_class_by_its_module_load():
