@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _files_to_write(out: Path) -> list[Path]:
     """Return the files of the sheet and of the numbers; raise if they cannot be written, before any work is done."""
+    if not out.name:
+        raise ValueError(f"`--out`: expected what to write, without .png, but got a folder, {str(out)!r}.")
     stem = out.with_suffix("") if out.suffix in (".png", ".npz") else out
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [Path(f"{stem}.png"), Path(f"{stem}.npz")]

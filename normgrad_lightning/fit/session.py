@@ -236,7 +236,8 @@ class Session:
         if budget.seconds > _LONG_ENOUGH and budget.share > _TOO_MUCH:
             self._messenger.warn_once(
                 f"NormGrad takes {100 * budget.share:.0f} % of the training time, as its flags ask for. A larger "
-                "`every_n_steps` or `order1_every_n_steps`, fewer `num_images`, or `probe=False` make it cheaper.",
+                "`every_n_steps`, `read_every_n_steps` or `order1_every_n_steps`, fewer `num_images`, `probe=False` or "
+                "`check=False` make it cheaper.",
                 cause="cost",
             )
 

@@ -393,7 +393,9 @@ def test_what_is_told_of_pictures(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("out", "told"), [("dir", "dir.npz"), ("a.txt/maps", "a.txt"), ("/proc/maps", "/proc/maps")])
+@pytest.mark.parametrize(
+    ("out", "told"), [("dir", "dir.npz"), ("a.txt/maps", "a.txt"), ("/proc/maps", "/proc/maps"), (".", "'.'")]
+)
 def test_an_out_that_cannot_be_written_fails_first(out, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("dir.npz").mkdir()

@@ -42,7 +42,7 @@ class Checkpointed(nn.Module):
 
 SET_UPS = {
     "defaults": ({}, None),
-    "order 1": ({"order1_every_n_steps": 4}, None),
+    "order 1": ({"order1_every_n_steps": 4, "num_images": 2}, None),
     "probe": ({"probe": "train"}, None),
     "Grad-CAM": ({"grad_cam": True}, None),
     "weights": ({"target": "weight"}, None),
@@ -274,7 +274,7 @@ def test_waits_of_a_step_with_passes_of_our_own(tmp_path):
 def test_a_run_without_float64_and_frexp_is_as_any_other(tmp_path):
     """As on Apple's GPUs."""
     plain, _, _ = trained(tmp_path / "plain", watch=False)
-    flags = {"on_error": "raise", "grad_cam": True, "order1_every_n_steps": 4, "probe": "train"}
+    flags = {"on_error": "raise", "grad_cam": True, "order1_every_n_steps": 4, "probe": "train", "num_images": 2}
     with DEVICE.without("float64", "frexp"):
         lacking, _, callback = trained(tmp_path / "lacking", **flags)
     twice.assert_same(plain, lacking)

@@ -4,6 +4,7 @@ import logging
 from functools import partial
 
 import pytest
+from torch import nn
 from twice import Lit, loader, train
 
 from normgrad_lightning import NormGradCallback
@@ -182,3 +183,50 @@ def test_in_a_fit_readings_become_as_rare_as_they_must_and_it_is_said_once(tmp_p
         "500 steps, shows maps every 1000."
     ]
     assert callback.cost == pytest.approx(8 * 0.002 / (150 * 0.004 + 8 * 0.002))
+
+
+CLOCK = [0.0]
+"""Out of reach of what passes put back."""
+
+
+class TimedPasses(Lit):
+    """Steps and passes of a second for each image, by the test's clock; what is read of a step takes two."""
+
+    def __init__(self):
+        super().__init__(
+            lambda: nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+        )
+
+    def loss(self, batch):
+        CLOCK[0] += len(batch[0])
+        return 2 * super().loss(batch)  # which the network alone does not give: all passes are those of the step
+
+    def normgrad_labels(self, batch):
+        CLOCK[0] += 2
+        return batch[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "advised"),
+    [
+        ({"every_n_steps": 1}, {"every_n_steps": 20}),
+        ({"read_every_n_steps": 1}, {"read_every_n_steps": 20}),
+        ({"order1_every_n_steps": 4, "num_images": 1}, {"order1_every_n_steps": 400}),
+        ({"every_n_steps": 20, "order1_every_n_steps": 400, "num_images": 4}, {"num_images": 1}),
+        ({"every_n_steps": 5, "probe": "train"}, {"probe": False}),
+        ({"check": True}, {"check": False}),
+    ],
+    ids=lambda flags: " ".join(flags),
+)
+def test_what_costs_much_because_it_was_asked_for_is_told_and_what_is_advised_makes_it_cheaper(
+    asked, advised, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(state, "Budget", partial(Budget, lambda: CLOCK[0]))
+    told = {}
+    for name, flags in (("asked", asked), ("advised", {**asked, **advised})):
+        flags = {"check": False, "budget": None, "views": "patches", "on_error": "warn", **flags}
+        run = train(TimedPasses, tmp_path / name, NormGradCallback(**flags), data=lambda: loader(320))
+        told[name] = [text for text in run.warned if "% of the training time" in text], run.callback.cost
+    ((text,), cost), (_, less) = told.values()
+    assert all(f"`{flag}" in text for flag in advised), text
+    assert less < 0.6 * cost

@@ -10,6 +10,8 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from twice import LAYERS, Lit, assert_same, panels, pictures, train, watching
 
+from normgrad_lightning import NormGradCallback
+
 RARELY = {"every_n_steps": 100, "order1_every_n_steps": None}
 
 
@@ -103,6 +105,13 @@ def test_an_end_without_notice_runs_no_step_again_and_shows_what_was_collected(t
     assert shown[f"normgrad_order0/00_{LAYERS[0]}"] == [0]
     assert shown["normgrad/1_patches/0_combined"] == shown["normgrad/4_atlas/0_combined"] == [0, steps - 1]
     assert watched.callback.patches["combined"]
+
+
+def test_with_default_flags_an_end_without_notice_runs_no_step_again(tmp_path):
+    CountsCalls.calls = 0
+    callbacks = {"callbacks": lambda: [Stops(6)], "max_epochs": 3}
+    watched = train(CountsCalls, tmp_path, NormGradCallback(on_error="raise"), **callbacks)
+    assert watched.trainer.global_step == CountsCalls.calls == 6
 
 
 def test_what_nobody_collects_has_no_last_page(tmp_path):

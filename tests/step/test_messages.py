@@ -568,6 +568,19 @@ def with_own_loss(step: Any = None) -> Lit:
     return module
 
 
+def called_one_by_one(module: Lit, batch: Any) -> torch.Tensor:
+    x = batch[0]
+    for layer in module.net:
+        x = layer(x)
+    return F.cross_entropy(x, batch[1])
+
+
+def after_training(at: Any) -> NormGradCallback:
+    callback = NormGradCallback(every_n_steps=1, layers="net.conv")
+    trainer(at, callbacks=[callback]).fit(Lit(), loader())
+    return callback
+
+
 REMEDIES: dict[str, Callable[[Any], object]] = {
     "`inplace=False`": lambda at: fit(at, rectified(inplace=False), grad_cam=True),
     "the layer that overwrites": lambda at: fit(at, rectified(inplace=True), layers="net.act", grad_cam=True),
@@ -605,6 +618,24 @@ REMEDIES: dict[str, Callable[[Any], object]] = {
     "a name for each class": lambda at: fit(at, Lit(), classes=["cat", "dog", "owl", "ape", "bee"]),
     "the layer that gives the magnitude": lambda at: fit(at, Lit(Spectral()), layers="net.size"),
     "an earlier layer": lambda at: fit(at, Lit(), layers="net.act"),
+    "a NormGradCallback of the inner Trainer": lambda at: fit(
+        at, Lit(step=lambda module, batch: (fit(at, Lit()), cross_entropy(module.net, batch))[1]), every_n_steps=2
+    ),
+    "`masks == number`": lambda at: fit(at, Lit(normgrad_masks=lambda batch: (255 * batch[0][:, 0]).round() == 3)),
+    "`kinds=`": lambda _: NormGrad(network(), "conv", kinds=["order0", "grad_cam"]).maps_of("grad_cam"),
+    "an example batch": lambda _: select_layers(network(), inputs=IMAGES),
+    "`layer(x)`": lambda at: fit(at, Lit(step=called_one_by_one)),
+    '`target="input"`': lambda at: fit(at, Lit(), layers="net.act", grad_cam=True, target="input"),
+    "validation data": lambda at: validated(at, BATCH, "val"),
+    "a step that takes a batch": lambda at: fit(at, Lit(), **ORDER1),
+    "after the first step": lambda at: after_training(at).figure(),
+    "another batch size": lambda _: read(Branch(SequenceFirst())),
+    "`channels_last=None`": lambda _: read(Branch(tokens)),
+    "one number for each axis": lambda _: read(Branch(tokens), token_grid=(8, 8)),
+    "`token_grid=(rows, columns, tokens before)`": lambda _: read(
+        Branch(lambda x: F.pad(tokens(x), (0, 0, 2, 3))), token_grid=(8, 8, 2)
+    ),
+    "the layer before the pooling": lambda _: read(Branch(lambda x: x.flatten(1)), "conv"),
 }
 """What messages advise, taken: nothing is wrong any more."""
 
@@ -725,6 +756,18 @@ def tokens(features: torch.Tensor) -> torch.Tensor:
     return features.flatten(2).transpose(1, 2)
 
 
+class SequenceFirst(nn.Module):
+    """Attention whose batch stands second; what it gives has it first again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        x = tokens(features).transpose(0, 1)
+        return self.attention(x, x, x)[0].transpose(0, 1)
+
+
 def windows() -> nn.Module:
     return nn.Sequential(Then(lambda x: tokens(x).unflatten(1, (2, 32))), nn.LayerNorm(4))
 
@@ -732,6 +775,17 @@ def windows() -> nn.Module:
 TOKEN_GRID = "`token_grid=(rows, columns"
 UNREADABLE: Runs = {
     "no spatial axis": (lambda: read(Branch(lambda x: x.flatten(1))), "'odd'", "(2, 256)", "pool"),
+    "as many tokens as images": (
+        lambda: read(Branch(SequenceFirst()), x=torch.randn(64, 3, 8, 8)),
+        "'odd'",
+        "`batch_first=False`",
+        "(64, 64, 4)",
+    ),
+    "axes that the image has not": (
+        lambda: read(Branch(tokens), token_grid=(4, 4, 4, 1)),
+        "'odd'",
+        "`token_grid=(4, 4, 4, 1)`",
+    ),
     "another batch size": (lambda: read(Branch(lambda x: x[:1])), "'odd'", "(1, 4, 8, 8)", "batch"),
     "channels first": (lambda: read(Branch(tokens), channels_last=False), "'odd'", "`channels_last=False`"),
     "too many axes": (lambda: read(Branch(lambda x: x[:, :, None])), "'odd'", "(2, 4, 1, 8, 8)"),

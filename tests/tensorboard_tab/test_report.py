@@ -128,8 +128,9 @@ def test_what_is_not_ours_is_left_out(tmp_path):
 def test_without_data_the_error_says_what_to_give(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`runs`: expected folders of runs, but '.*nowhere' does not exist"):
         write_report([tmp_path / "nowhere"], tmp_path / "report.html")
-    with pytest.raises(ValueError, match="Give the folder with TensorBoard's event file"):
-        write_report([tmp_path], tmp_path / "report.html")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="Give the folder with TensorBoard's event file, or the one that has the `nor"):
+        write_report([tmp_path / "empty"], tmp_path / "report.html")
     write_run(tmp_path / "log", [Page(5, blobs={TAG: b"not ours"})])
     with pytest.raises(ValueError, match="cannot be read"):
         write_report([tmp_path / "log"], tmp_path / "report.html")

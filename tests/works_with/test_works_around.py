@@ -441,16 +441,6 @@ def test_barebones(tmp_path):
 # --- ends and beginnings ----------------------------------------------------------------------------------------------
 
 
-@row("Around it", "`trainer.fit` again, with the same trainer and callback")
-def test_fitting_again(tmp_path):
-    def fit_twice(trainer, module, data):
-        trainer.fit(module, data)
-        trainer.fit_loop.max_epochs = 2
-        trainer.fit(module, data)
-
-    twice(tmp_path, run=fit_twice, steps=range(12), order1_steps=(0, 3, 5, 6, 9, 11))
-
-
 class Evaluated(Lit):
     def __init__(self):
         super().__init__()

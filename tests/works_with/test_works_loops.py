@@ -199,7 +199,7 @@ def test_validation_in_the_middle(tmp_path):
     twice(tmp_path, Validates, run=run, val_check_interval=2, num_sanity_val_steps=2)
 
 
-@row("Loops", "`trainer.fit` called twice", "the schedule goes on")
+@row("Loops", "`trainer.fit` called twice, with the same callback", "the schedule goes on")
 def test_fit_twice(tmp_path):
     def run(trainer, module, data):
         trainer.fit(module, data)

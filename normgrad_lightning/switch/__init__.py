@@ -1,0 +1,1 @@
+"""Where version 0.2.0 kept its entry point."""
