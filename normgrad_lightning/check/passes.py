@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,26 @@ NEVER_ENTERED = (
 
 class CannotCheck(ValueError):
     """The check cannot be done here; the message says why."""
+
+
+_HALF = re.compile("BFloat16|Half")
+
+
+def scores_alone(network: nn.Module, args: Any, kwargs: Any, count: int) -> Tensor:
+    """Return the scores of a network that runs alone, `(N, C)`, for `count` images in float32.
+
+    Raises:
+        CannotCheck: it gives none in eval mode, or casts to half precision by itself.
+    """
+    try:
+        scores = scores_in(network(*args, **kwargs), count)
+    except RuntimeError as error:
+        if _HALF.search(str(error)):
+            raise CannotCheck("the network casts to half precision by itself") from error
+        raise
+    if scores is None:
+        raise CannotCheck("the network gives no scores in eval mode")
+    return scores.float()
 
 
 class Changed(NamedTuple):
@@ -205,10 +226,7 @@ def _network_losses(
         def run(model: nn.Module) -> Tensor:
             _evaluate(model)
             with entrance.replaced(model, before, after):
-                given = scores_in(model(*of.args, **of.kwargs), len(after))
-            if given is None:
-                raise CannotCheck("the network gives no scores in eval mode")
-            return given.float()
+                return scores_alone(model, of.args, of.kwargs, len(after))
 
         result: Tensor = sandbox.run(run)
         return result

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normgrad_lightning.check.network import NetworkCall, is_large, scores_in
+from normgrad_lightning.check.network import NetworkCall, is_large
+from normgrad_lightning.check.passes import scores_alone
 from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.inner_step import InnerStep
 from normgrad_lightning.isolated.interrupts import memory_explained
-from normgrad_lightning.isolated.one_pass import NothingToRead
 from normgrad_lightning.isolated.order1 import run_passes
 from normgrad_lightning.isolated.retry import WholeBatch
 from normgrad_lightning.isolated.sandbox import TalksToOthers
@@ -76,7 +76,7 @@ class DefaultProbe:
         self._last = context.step
         try:
             seen = self._maps(trainer, context, found, found.call, layers)
-        except ValueError:  # layers outside of the network, or values that are not finite
+        except ValueError:  # layers outside of the network, values that are not finite, a network that cannot run alone
             self._tries = tries - 1
             return Seen()
         except TalksToOthers:  # nobody has asked for this probe
@@ -121,10 +121,7 @@ class _CrossEntropy:
         """Return the loss of a batch: what the network is called with, and the labels."""
         (args, kwargs), labels = batch
         with torch.autocast(labels.device.type, enabled=False):
-            scores = scores_in(self._network(*args, **kwargs), len(labels))
-        if scores is None:
-            raise NothingToRead("The network gives no scores in eval mode.")
-        return F.cross_entropy(scores, labels)
+            return F.cross_entropy(scores_alone(self._network, args, kwargs, len(labels)), labels)
 
 
 def _frames_by(step: int) -> int:
