@@ -234,7 +234,9 @@ def _network_losses(
     with torch.no_grad(), own_pass(), torch.autocast(labels.device.type, enabled=False):
         if young:
             whole = _widened(call._replace(args=copied(call.args), kwargs=copied(call.kwargs)))
-            sandbox.replace(collected(young, sandbox.run, lambda model: model(*whole.args, **whole.kwargs)))
+            sandbox.replace(
+                collected(young, sandbox.run, lambda model: scores_alone(model, whole.args, whole.kwargs, len(labels)))
+            )
         of_images, of_donors = _widened(call.at(image_rows)), _widened(call.at(donor_rows))
         on_images = [scores(of_images, changed.images, after) for after in changed[:3]]
         on_donors = [scores(of_donors, changed.donors, after) for after in changed[4:]]

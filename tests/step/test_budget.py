@@ -182,3 +182,49 @@ def test_in_a_fit_readings_become_as_rare_as_they_must_and_it_is_said_once(tmp_p
         "500 steps, shows maps every 1000."
     ]
     assert callback.cost == pytest.approx(8 * 0.002 / (150 * 0.004 + 8 * 0.002))
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        ({"every_n_steps": 2}, "or `probe=False` make"),
+        ({"every_n_steps": 2, "check": True}, "or `probe=False` or `check=False` make"),
+        ({"check": True, "read_every_n_steps": 2}, "or `probe=False` or `check=False` make"),
+        ({}, None),
+        ({"every_n_steps": 40}, None),
+    ],
+)
+def test_what_the_user_has_asked_for_is_named_if_it_takes_a_tenth_of_the_time(tmp_path, monkeypatch, flags, advice):
+    """Steps of 2 s, by the test's clock; what is read of one takes as long."""
+    module = Timed()
+    monkeypatch.setattr(state, "Budget", partial(Budget, lambda: 500 * module.now[0]))
+    callback = NormGradCallback(views="patches", on_error="raise", **flags)
+    run = train(lambda: module, tmp_path, callback, data=lambda: loader(160))
+    said = [text for text in run.warned if "of the training time" in text]
+    assert len(said) == (advice is not None)
+    for text in said:
+        assert text.startswith("NormGrad takes ")
+        assert 10 < int(text.split()[2]) < 60
+        assert "A larger `every_n_steps` or `order1_every_n_steps`, fewer `num_images`, " in text
+        assert advice in text
+
+
+def test_plain_steps_that_nobody_measures_count_as_those_before_them():
+    run = Run(0.01)
+    for _ in range(50):
+        run.take(work=0.001)
+    before = run.now, run.budget.share
+    for _ in range(90):
+        run.budget.begin_step()
+        if run.budget.skips():
+            run.now += 0.011
+        else:
+            run.now += 0.0005
+            run.budget.begin_training()
+            run.now += 0.01
+            run.budget.end_training()
+            run.budget.end_showing()
+            run.now += 0.0005
+            run.budget.end_step(None)
+    assert run.now > 2 * before[0]
+    assert run.budget.share == pytest.approx(before[1]) == pytest.approx(1 / 11)
