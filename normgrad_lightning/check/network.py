@@ -151,11 +151,11 @@ class Comparison:
     def __init__(
         self, calls: Sequence[NetworkCall], labels: Sequence[int] | Tensor, loss: Tensor, beside: Sequence[Tensor] = ()
     ) -> None:
-        targets = labels if isinstance(labels, Tensor) else torch.tensor(labels)
+        targets = plain(labels) if isinstance(labels, Tensor) else torch.tensor(labels)
         self._calls = [
             call for call in reversed(calls) if len(call.scores) == len(targets) and _takes_images_only(call)
         ]
-        fits = [_fits(call.scores, targets, loss) for call in self._calls]
+        fits = [_fits(call.scores, targets, plain(loss)) for call in self._calls]
         self._on_the_way = OnTheWay([targets, *fits, *beside])
 
     def result(self) -> tuple[NetworkCall | None, list[int], list[Tensor]]:

@@ -256,7 +256,7 @@ class Session:
         self._state.budget.stop()
         if self._sources is not None:
             with self._messenger.guard("concluding the check"):
-                self._sources.check.conclude()
+                self._sources.check.conclude(is_asked_for=bool(settings.general.check))
         self._showing.conclude(trainer, settings, self._last_step)
 
     def finish(self) -> None:

@@ -57,8 +57,7 @@ class StepCheck:
     def __init__(self, trainer: Trainer, network: StepNetwork, check: Check, messenger: Messenger) -> None:
         self._trainer = weakref.ref(trainer)
         self._network, self._check, self._messenger = network, check, messenger
-        self._has_given_up, self._is_asked_for, self._has_looked = False, False, False
-        self._began_last_round = False
+        self._has_given_up, self._has_looked, self._began_last_round = False, False, False
         self.is_at_work = False
         self._told: set[int] = set()
         self._shown: list[tuple[int, int, int]] = []
@@ -66,12 +65,10 @@ class StepCheck:
     def is_due(self, context: StepContext) -> bool:
         """Return whether the step has a piece."""
         check, step, network = context.settings.general.check, context.step, self._network
-        self._is_asked_for, self.is_at_work = bool(check), False
         if check is not False and not self._has_given_up and network.obstacle is not None:
-            self._give_up(network.obstacle)
-        if check is False or self._has_given_up or not (check or network.may_be_found):
-            return False
-        self.is_at_work = self._check.is_due(step) or self._last_round_begins(step)
+            self._give_up(network.obstacle, context)
+        can_be = check is not False and not self._has_given_up and (bool(check) or network.may_be_found)
+        self.is_at_work = can_be and (self._check.is_due(step) or self._last_round_begins(step))
         return self.is_at_work
 
     def do(self, context: StepContext, sets: Sequence[MapSet], found: Found | None, *, is_last: bool) -> None:
@@ -94,7 +91,7 @@ class StepCheck:
                 if pool is not None:
                     self._advance(trainer, context, pool, is_last=is_last)
         except (CannotCheck, TalksToOthers) as error:
-            self._give_up(str(error))
+            self._give_up(str(error), context)
         except Exception:
             self._has_given_up = True
             raise
@@ -108,12 +105,12 @@ class StepCheck:
         self._shown = state
         return check_page(results, style, TagNamer(step, group, classes), self._check.seen)
 
-    def conclude(self) -> None:
+    def conclude(self, *, is_asked_for: bool) -> None:
         """Say at the end of training what was measured; that nothing was, if it was asked for or training was long."""
         results, trainer = self._check.results(), self._trainer()
         if trainer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        was_due = self._is_asked_for or (self._has_looked and round_of(trainer.global_step) > 0)
+        was_due = is_asked_for or (self._has_looked and round_of(trainer.global_step) > 0)
         if not results and (self._has_given_up or not was_due):
             return
         told = sentence(list(results.values()), self._check.seen)
@@ -159,7 +156,7 @@ class StepCheck:
                 count = min(MOST_IMAGES, *(len(live.maps[layer]) for layer in images_of), len(images))
                 maps = {layer: live.maps[layer][:count] for layer in images_of}
                 return network_pool(found.call, images[:count].detach(), maps, found.labels, found.young)
-        return self._loss_pool(trainer, context, live) if self._is_asked_for else None
+        return self._loss_pool(trainer, context, live) if context.settings.general.check else None
 
     def _loss_pool(self, trainer: Trainer, context: StepContext, live: MapSet) -> Pool | None:
         """Return a pool that asks the training loss."""
@@ -173,13 +170,13 @@ class StepCheck:
             loss = context.loss.in_float32()
             pool = loss_pool(context.module, loss, context.batch, labels, layers, chosen, read)
         except ValueError as error:
-            self._give_up(str(error))
+            self._give_up(str(error), context)
             return None
         self._messenger.announce(trainer, _ASKS.format(context.loss.name), cause="the check asks the loss")
         return pool
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, context: StepContext) -> None:
         """Stop; say why if the check was asked for."""
         self._has_given_up = True
-        if self._is_asked_for:
+        if context.settings.general.check:
             self._messenger.problem(f"NormGrad cannot do the check: {why.rstrip('.')}.")
