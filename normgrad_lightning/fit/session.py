@@ -209,11 +209,14 @@ class Session:
             return
         step.saw_backward = True
         sources.reader.after_backward(step.context)
-        sources.network.after_backward(step.context)
-        if step.with_probe:
-            step.with_probe = False
-            with self._messenger.guard("running the network on the probe"), self._state.budget.interruption():
-                found = sources.network.found()
+        if not (step.with_probe or step.with_check):
+            return
+        guard, with_probe, step.with_probe = self._messenger.guard, step.with_probe, False
+        with self._state.budget.interruption():
+            with guard("looking for the network"):
+                sources.network.after_backward(step.context)
+            with guard("running the network on the probe"):
+                found = sources.network.found() if with_probe else None
                 if found is not None:
                     self._settle_labels(step, found.labels)
                     seen = sources.probe.seen(step.context, found, sources.reader.layers)
