@@ -93,7 +93,6 @@ class NetworkWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: list[NetworkCall] = []
-        self.enabled = True
         self._model = model
         self._handles: list[RemovableHandle] = []
         self._seen, self._failed = WeakMethod(self._note), WeakMethod(self._ignore)
@@ -117,17 +116,12 @@ class NetworkWatch:
         while self._handles:
             self._handles.pop().remove()
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the hooks are on."""
-        return bool(self._handles)
-
     def clear(self) -> None:
         """Let go of the step."""
         self.calls = []
 
     def _note(self, _: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.enabled or current_pass() is not None or current_backward() >= 0 or not torch.is_grad_enabled():
+        if current_pass() is not None or current_backward() >= 0 or not torch.is_grad_enabled():
             return
         images = next((t for t in floating_tensors((args, kwargs)) if t.dim() >= 3), None)
         scores = None if images is None else scores_in(output, len(images))

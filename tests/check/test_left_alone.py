@@ -229,3 +229,25 @@ def test_views_that_write_into_what_they_get(view, tmp_path):
 def test_what_cannot_be_a_view_is_told_before_the_first_batch(view):
     with pytest.raises(ValueError, match=r"^`views`: expected names, functions of `\(map_sets, style\)`, or classes"):
         NormGradCallback(views=["atlas", view])
+
+
+@pytest.mark.parametrize(
+    ("place", "doing"),
+    [
+        ("step.network.NetworkWatch.attach", "beginning the probe"),
+        ("step.network.Comparison", "looking for the network"),
+        ("step.network.Comparison.result", "running the network on the probe"),
+        ("step.default_probe.run_passes", "running the network on the probe"),
+        ("step.check.network_pool", "doing the check"),
+    ],
+)
+def test_a_failure_with_the_network_is_one_warning(place, doing, tmp_path, monkeypatch):
+    def broken(*_args, **_options):
+        raise LookupError("not there")
+
+    plain = train(Lit, tmp_path / "plain")
+    monkeypatch.setattr(f"normgrad_lightning.{place}", broken)
+    run = train(Lit, tmp_path, NormGradCallback(every_n_steps=1, read_every_n_steps=1))
+    assert_same(plain, run)
+    assert run.warned == [f"NormGrad failed while {doing}; training continues. LookupError: not there"]
+    assert run.callback.maps
