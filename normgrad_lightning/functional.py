@@ -358,15 +358,21 @@ def combine(maps: Mapping[str, Tensor] | Iterable[Tensor], size: int | Sequence[
         tensor([[0.3536, 0.9682, 0.8292, 1.6202]])
     """
     layers = _checked_maps(list(maps.values() if isinstance(maps, Mapping) else maps))
+    return geometric_mean(layers, _checked_size(size, layers[0].dim() - 1))
+
+
+def geometric_mean(layers: Sequence[Tensor], grid: Sequence[int]) -> Tensor:
+    """Return what `combine` does, of maps that are known to be from 0 up: nobody waits for a device to check that."""
     axes = layers[0].dim() - 1
-    grid = _checked_size(size, axes)
     total = layers[0].new_zeros(len(layers[0]), *grid)
     count = layers[0].new_zeros(len(layers[0]), *(1,) * axes)
     for m in layers:
         scaled = m * unit_scale(m)  # so that no sum overflows
         mean = scaled.mean(tuple(range(1, m.dim())), keepdim=True)
         is_there = mean.isfinite() & (mean > 0)
-        at_size = F.interpolate((scaled / mean)[:, None], grid, mode=_INTERPOLATIONS[axes], align_corners=False)[:, 0]
+        at_size = F.interpolate((scaled / mean)[:, None], list(grid), mode=_INTERPOLATIONS[axes], align_corners=False)[
+            :, 0
+        ]
         total += torch.where(is_there, at_size.clamp_min(_FLOOR).log(), 0.0)
         count += is_there
     return torch.where(count > 0, (total / count.clamp_min(1)).exp(), 0.0)

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.hooks.safe_hooks import Hook, WeakMethod, current_backward, on_forward
-from normgrad_lightning.hooks.to_host import from_host
+from normgrad_lightning.hooks.to_host import OnTheWay, from_host
 from normgrad_lightning.isolated.python_state import HOOKS, PythonState
 from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.layers.module_tree import compiled_layers, with_fast_path
@@ -30,7 +29,7 @@ TOLERANCE, IN_HALF = 1e-3, 1e-2
 """How near the cross-entropy must be to training's loss, as a share of it, or absolutely for a loss below 1; and the
 same for scores in half precision, whose loss may be rounded."""
 
-SMOOTHINGS = (0.0, 0.1, 0.05, 0.2)
+SMOOTHINGS = (0.1, 0.05, 0.2)
 """Label smoothing that is recognised."""
 
 _ATOMS = (bool, int, float, str, type(None))
@@ -94,7 +93,6 @@ class NetworkWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: list[NetworkCall] = []
-        self.enabled = True
         self._model = model
         self._handles: list[RemovableHandle] = []
         self._seen, self._failed = WeakMethod(self._note), WeakMethod(self._ignore)
@@ -118,17 +116,12 @@ class NetworkWatch:
         while self._handles:
             self._handles.pop().remove()
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the hooks are on."""
-        return bool(self._handles)
-
     def clear(self) -> None:
         """Let go of the step."""
         self.calls = []
 
     def _note(self, _: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.enabled or current_pass() is not None or current_backward() >= 0 or not torch.is_grad_enabled():
+        if current_pass() is not None or current_backward() >= 0 or not torch.is_grad_enabled():
             return
         images = next((t for t in floating_tensors((args, kwargs)) if t.dim() >= 3), None)
         scores = None if images is None else scores_in(output, len(images))
@@ -139,27 +132,44 @@ class NetworkWatch:
         """Ignore it: a call that cannot be understood is not the network."""
 
 
-def recognised(calls: Sequence[NetworkCall], labels: Sequence[int], loss: Tensor) -> NetworkCall | None:
-    """Return the outermost call whose scores have this loss as their mean cross-entropy; None if there is none.
+class Comparison:
+    """The scores of calls, compared with training's loss where both are. Nobody waits before the result is asked for.
 
     Args:
         calls: of a training step, the outermost last.
         labels: the class of each image.
         loss: what training has computed for the step, without any scaling.
+        beside: other tensors that arrive with the result.
     """
-    call: NetworkCall
-    for call in reversed(calls):
-        count, classes = call.scores.shape
-        if count != len(labels) or not all(0 <= label < classes for label in labels) or not _takes_images_only(call):
-            continue
-        device = call.scores.device
-        targets = from_host(torch.tensor(labels), device)
-        found = [F.cross_entropy(call.scores.float(), targets, label_smoothing=smoothing) for smoothing in SMOOTHINGS]
-        wanted, *values = torch.stack([loss.detach().float().reshape(()).to(device), *found]).tolist()
-        tolerance = (IN_HALF if call.scores.dtype in HALF else TOLERANCE) * max(1.0, abs(wanted))
-        if any(abs(value - wanted) <= tolerance for value in values):
-            return call if _leaves_no_trace(call.module) else None
-    return None
+
+    def __init__(
+        self, calls: Sequence[NetworkCall], labels: Sequence[int] | Tensor, loss: Tensor, beside: Sequence[Tensor] = ()
+    ) -> None:
+        targets = plain(labels) if isinstance(labels, Tensor) else torch.tensor(labels)
+        self._calls = [
+            call for call in reversed(calls) if len(call.scores) == len(targets) and _takes_images_only(call)
+        ]
+        fits = [_fits(call.scores, targets, plain(loss)) for call in self._calls]
+        self._on_the_way = OnTheWay([targets, *fits, *beside])
+
+    def result(self) -> tuple[NetworkCall | None, list[int], list[Tensor]]:
+        """Return the outermost call that fits, if a pass of it leaves no trace; the labels; and what is beside."""
+        targets, *others = self._on_the_way.arrived()
+        fits, beside = others[: len(self._calls)], others[len(self._calls) :]
+        call = next((call for call, fit in zip(self._calls, fits, strict=True) if fit), None)
+        return call if call is not None and _leaves_no_trace(call.module) else None, targets.tolist(), beside
+
+
+def _fits(scores: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
+    """Return whether the scores `(N, C)` have this loss as their mean cross-entropy, with or without smoothing."""
+    labels, classes = from_host(labels, scores.device).long(), scores.shape[1]
+    logs = scores.float().log_softmax(1)
+    of_label = -logs.gather(1, labels.clamp(0, classes - 1)[:, None]).mean()
+    wanted, of_all = loss.detach().float().reshape(()).to(scores.device), -logs.mean()
+    smoothed = [(1 - smoothing) * of_label + smoothing * of_all for smoothing in SMOOTHINGS]
+    found = torch.stack([of_label, *smoothed])
+    tolerance = (IN_HALF if scores.dtype in HALF else TOLERANCE) * wanted.abs().clamp_min(1)
+    return ((labels >= 0) & (labels < classes)).all() & ((found - wanted).abs() <= tolerance).any()
 
 
 def _takes_images_only(call: NetworkCall) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,7 +17,7 @@ from normgrad_lightning.check.network import NetworkCall, scores_in
 from normgrad_lightning.check.regions import coarse_map, put_into
 from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.batches import batch_size, copied, single_images
-from normgrad_lightning.isolated.batchnorm_warmup import collected, layers_warming_up
+from normgrad_lightning.isolated.batchnorm_warmup import BatchNorm, collected, layers_warming_up
 from normgrad_lightning.isolated.choose_layers import auto_layers
 from normgrad_lightning.isolated.one_pass import LossFunction, replayed, widened_batch, with_few_copies
 from normgrad_lightning.isolated.sandbox import HALF, Sandbox
@@ -34,6 +35,26 @@ NEVER_ENTERED = (
 
 class CannotCheck(ValueError):
     """The check cannot be done here; the message says why."""
+
+
+_HALF = re.compile("BFloat16|Half")
+
+
+def scores_alone(network: nn.Module, args: Any, kwargs: Any, count: int) -> Tensor:
+    """Return the scores of a network that runs alone, `(N, C)`, for `count` images in float32.
+
+    Raises:
+        CannotCheck: it gives none in eval mode, or casts to half precision by itself.
+    """
+    try:
+        scores = scores_in(network(*args, **kwargs), count)
+    except RuntimeError as error:
+        if _HALF.search(str(error)):
+            raise CannotCheck("the network casts to half precision by itself") from error
+        raise
+    if scores is None:
+        raise CannotCheck("the network gives no scores in eval mode")
+    return scores.float()
 
 
 class Changed(NamedTuple):
@@ -157,7 +178,13 @@ class Pool:
         return coarse_map(self.maps)
 
 
-def network_pool(call: NetworkCall, images: Tensor, maps: Mapping[str, Tensor], labels: Sequence[int]) -> Pool:
+def network_pool(
+    call: NetworkCall,
+    images: Tensor,
+    maps: Mapping[str, Tensor],
+    labels: Sequence[int],
+    young: Iterable[BatchNorm] | None = None,
+) -> Pool:
     """Return a pool that runs the network alone: forward, in eval mode, without gradients, leaving no trace.
 
     Each pass has the same random numbers. Weights in half precision run in float32. BatchNorm layers that have hardly
@@ -168,12 +195,15 @@ def network_pool(call: NetworkCall, images: Tensor, maps: Mapping[str, Tensor], 
         images: `(N, C, *S)`, those that the maps belong to: the first of the step, or all.
         maps: their maps.
         labels: the class of each image of the step.
+        young: the BatchNorm layers that have hardly any statistics, and maybe others; None: it looks for them.
     """
+    known = set(layers_warming_up(call.module) if young is None else young)
+    within = [layer for layer in known if layer in set(call.module.modules())]
     targets, entrance = from_host(torch.tensor(labels), call.scores.device), Entrance()
 
     def losses(changed: Changed, image_rows: Sequence[int], donor_rows: Sequence[int]) -> Losses:
         rows, others = (from_host(torch.tensor(list(r)), targets.device) for r in (image_rows, donor_rows))
-        run = partial(_network_losses, call, targets, entrance, changed, rows, others)
+        run = partial(_network_losses, call, targets, within, entrance, changed, rows, others)
         return with_few_copies(call.module, run, exact=True)
 
     return Pool(images, maps, list(labels[: len(images)]), losses)
@@ -182,6 +212,7 @@ def network_pool(call: NetworkCall, images: Tensor, maps: Mapping[str, Tensor], 
 def _network_losses(
     call: NetworkCall,
     labels: Tensor,
+    young: Sequence[BatchNorm],
     entrance: Entrance,
     changed: Changed,
     image_rows: Tensor,
@@ -195,18 +226,17 @@ def _network_losses(
         def run(model: nn.Module) -> Tensor:
             _evaluate(model)
             with entrance.replaced(model, before, after):
-                given = scores_in(model(*of.args, **of.kwargs), len(after))
-            if given is None:
-                raise CannotCheck("the network gives no scores in eval mode")
-            return given.float()
+                return scores_alone(model, of.args, of.kwargs, len(after))
 
         result: Tensor = sandbox.run(run)
         return result
 
     with torch.no_grad(), own_pass(), torch.autocast(labels.device.type, enabled=False):
-        if young := layers_warming_up(call.module):
+        if young:
             whole = _widened(call._replace(args=copied(call.args), kwargs=copied(call.kwargs)))
-            sandbox.replace(collected(young, sandbox.run, lambda model: model(*whole.args, **whole.kwargs)))
+            sandbox.replace(
+                collected(young, sandbox.run, lambda model: scores_alone(model, whole.args, whole.kwargs, len(labels)))
+            )
         of_images, of_donors = _widened(call.at(image_rows)), _widened(call.at(donor_rows))
         on_images = [scores(of_images, changed.images, after) for after in changed[:3]]
         on_donors = [scores(of_donors, changed.donors, after) for after in changed[4:]]

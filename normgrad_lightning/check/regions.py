@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normgrad_lightning.functional import combine
+from normgrad_lightning.functional import geometric_mean
 
 SIDE = 0.2
 """Side of a square region, as a share of the image's: 4 % of a plane's area."""
@@ -37,7 +37,7 @@ def coarse_map(maps: Mapping[str, Tensor]) -> Tensor:
     """
     pooled = [_pooled(m) for m in maps.values()]
     grid = max((m.shape[1:] for m in pooled), key=math.prod)
-    return _even(combine(pooled, list(grid)) if len(pooled) > 1 else pooled[0])
+    return _even(geometric_mean(pooled, grid) if len(pooled) > 1 else pooled[0])
 
 
 def peak_squares(maps: Tensor, size: Sequence[int], side: float = SIDE) -> Tensor:

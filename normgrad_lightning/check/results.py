@@ -152,20 +152,18 @@ def packed(losses: Losses, *more: Tensor) -> Tensor:
 
 def class_check(name: str, step: int, tally: Tally, form: str, area: float, example: Example | None) -> ClassCheck:
     """Return the means of a tally."""
-    known = {of: value if math.isfinite(value := tally.mean(of)) else None for of in QUANTITIES}
+    means = {of: tally.mean(of) for of in QUANTITIES}
+    may_be_unknown = {of: means[of] if math.isfinite(means[of]) else None for of in Losses._fields[3:]}
     return ClassCheck(
         name=name,
         step=step,
         n=tally.n,
-        plain=tally.mean("plain"),
-        covered=tally.mean("covered"),
-        covered_control=tally.mean("covered_control"),
+        plain=means["plain"],
+        covered=means["covered"],
+        covered_control=means["covered_control"],
         covered_error=tally.error(COVERED),
-        pasted=known["pasted"],
-        pasted_control=known["pasted_control"],
-        pasted_error=None if known[PASTED] is None else tally.error(PASTED),
-        called=known["called"],
-        called_control=known["called_control"],
+        pasted_error=tally.error(PASTED) if math.isfinite(means[PASTED]) else None,
+        **may_be_unknown,
         form=form,
         area=area,
         example=example,

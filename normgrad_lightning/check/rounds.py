@@ -194,11 +194,6 @@ class Check:
         return bool(self._now) and not any(one.wants(form) for one in self._now.values() for form in FORMS)
 
     @property
-    def labels(self) -> list[int]:
-        """The classes that something is known of, or `ALL`."""
-        return sorted(self._latest())
-
-    @property
     def seen(self) -> int:
         """How many classes training has shown while something was measured."""
         return sum(label > ALL for label in self._counts)
@@ -217,7 +212,7 @@ class Check:
         self._round, self._now = max(round_of(step), 1), {}
         self._typical.halve()
 
-    def advance(self, pool: Pool, step: int, shown: Sequence[int] | None = None) -> bool:
+    def advance(self, pool: Pool, step: int) -> bool:
         """Do a piece of the round: five passes of some images. Return whether there was something to do.
 
         Call it again with the same pool for more of its images.
@@ -225,7 +220,6 @@ class Check:
         Args:
             pool: what training has just seen.
             step: of training.
-            shown: the classes of the round; by default those that come by most often.
 
         Raises:
             CannotCheck: there is no way to do it; the message says why.
@@ -237,7 +231,7 @@ class Check:
         if pool not in self._used:
             self._counts.update(labels)
             self._typical.add(pool.coarse, labels)
-        rows = self._rows(labels, self._followed(shown), self._used.setdefault(pool, set()), step)
+        rows = self._rows(labels, self._followed(), self._used.setdefault(pool, set()), step)
         if rows:
             self._pending = _measured(pool, rows, self._typical)
             self._used[pool].update((row.form, row.image) for row in rows)
@@ -286,10 +280,9 @@ class Check:
         self.finish()
         return {**self._before, **{label: one for label, one in self._now.items() if one.is_known}}
 
-    def _followed(self, shown: Sequence[int] | None) -> list[int]:
-        """Return the classes of this round: those that have begun, then those asked for or seen most often."""
-        more = [label for label, _ in self._counts.most_common(CLASSES)] if shown is None else list(shown)
-        return list(dict.fromkeys([*self._now, *more]))[:CLASSES]
+    def _followed(self) -> list[int]:
+        """Return the classes of this round: those that have begun, then those seen most often."""
+        return list(dict.fromkeys([*self._now, *(label for label, _ in self._counts.most_common(CLASSES))]))[:CLASSES]
 
     def _rows(
         self, labels: Sequence[int], followed: Sequence[int], used: set[tuple[str, int]], step: int

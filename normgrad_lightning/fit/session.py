@@ -13,24 +13,25 @@ from torch import Tensor
 
 from normgrad_lightning.fit.showing import Record, Showing
 from normgrad_lightning.fit.state import RunState
+from normgrad_lightning.hooks.to_host import OnTheWay
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
-from normgrad_lightning.settings import ScheduleFlags, Settings
-from normgrad_lightning.step.budget import EVENT, READING, Intervals
+from normgrad_lightning.settings import Settings
 from normgrad_lightning.step.check import StepCheck
 from normgrad_lightning.step.context import Seen, StepContext, seen_by
 from normgrad_lightning.step.default_probe import DefaultProbe
 from normgrad_lightning.step.image_choice import cut
-from normgrad_lightning.step.labels import check_classes, classes_of, labels_of, labels_on_device
+from normgrad_lightning.step.labels import check_classes, classes_of, labels_on_device, listed
 from normgrad_lightning.step.live import StepReader
 from normgrad_lightning.step.loss import TrainingLoss
-from normgrad_lightning.step.masks import masks_of
 from normgrad_lightning.step.messages import Messenger
+from normgrad_lightning.step.network import StepNetwork
 from normgrad_lightning.step.normalisation import normalisation_of
 from normgrad_lightning.step.order1 import about_order1, order1_of_batch
+from normgrad_lightning.step.own_methods import masks_of
+from normgrad_lightning.step.plan import Due, Plan
 from normgrad_lightning.step.probe import about_probe, probe_order0, probe_order1
 from normgrad_lightning.step.reader import Read
-from normgrad_lightning.step.schedule import is_last_step
 from normgrad_lightning.step.sets_on_the_way import SetsOnTheWay
 from normgrad_lightning.views.pooled_batch import pooled
 from normgrad_lightning.views.style import Style
@@ -39,20 +40,45 @@ from normgrad_lightning.writers.outputs import Outputs
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-_LONG_ENOUGH = 30.0
-_TOO_MUCH = 0.1
-"""Seconds of training, and the part of it, from which on the user is warned of the cost."""
-
 
 @dataclass
 class OpenStep:
-    """A step that is being read: what passes have seen, and whether training ran a backward pass."""
+    """A step that is being read: what is still to be done, what passes have seen, and whether training learned of it.
+
+    Attributes:
+        context: what is known of it.
+        is_last: whether it is known to be the last one.
+        with_probe: whether the probe by default is to run on its weights.
+        with_check: whether a piece of the check is to be done with it.
+        probe: what passes on the probe have seen.
+        order1: what order-1 passes have seen.
+        saw_backward: whether training ran a backward pass.
+    """
 
     context: StepContext
     is_last: bool
+    with_probe: bool = False
+    with_check: bool = False
     probe: Sequence[Seen] = ()
     order1: Seen | None = None
     saw_backward: bool = False
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What maps and numbers of a step come from. There are none on other ranks than 0, nor where nothing can be read.
+
+    Attributes:
+        reader: reads the step itself.
+        network: its network, for the other two.
+        probe: runs it on the probe, by default.
+        check: does the check.
+    """
+
+    reader: StepReader
+    network: StepNetwork
+    probe: DefaultProbe
+    check: StepCheck
 
 
 class Session:
@@ -68,17 +94,14 @@ class Session:
 
     def __init__(self, trainer: Trainer, state: RunState, messenger: Messenger, outputs: Outputs, group: str) -> None:
         self._trainer = weakref.ref(trainer)
-        self._state = state
-        self._messenger = messenger
+        self._state, self._messenger, self._group = state, messenger, group
+        self._plan = Plan(state.schedule, state.budget, messenger)
         self._showing = Showing(trainer, state, messenger, outputs, group, self._check_page)
-        self._group = group
-        self._reader: StepReader | None = None
+        self._sources: Sources | None = None
         self._classes: Sequence[str] | None = None
         self._open: OpenStep | None = None
-        self._check: StepCheck | None = None
-        self._probe_by_default: DefaultProbe | None = None
+        self._is_skipped = False
         self._last_step = 0
-        self._between: Intervals | None = None
 
     def is_of(self, trainer: Trainer) -> bool:
         """Return whether this is the session of a Trainer."""
@@ -99,9 +122,10 @@ class Session:
         with self._messenger.guard("looking at the model", reraise=(ValueError,)):
             reader = StepReader(trainer, module, settings, self._messenger)
             if reader.can_read and trainer.is_global_zero:
-                self._reader = reader
-                self._check = StepCheck(trainer, module, self._state.check, self._messenger)
-                self._probe_by_default = DefaultProbe(trainer, module, self._state.probe_images)
+                network = StepNetwork(trainer, module)
+                probe = DefaultProbe(trainer, self._state.probe_images)
+                check = StepCheck(trainer, network, self._state.check, self._messenger)
+                self._sources = Sources(reader, network, probe, check)
 
     def find_classes(self, trainer: Trainer, module: LightningModule, settings: Settings) -> None:
         """Find out what the classes are called, and what the images were normalised with.
@@ -119,90 +143,84 @@ class Session:
 
     def see_validation(self, module: LightningModule, batch: Any, settings: Settings) -> None:
         """Let the probe take its images, if it wants them from validation."""
-        if self._reader is not None:
+        if self._sources is not None:
             self._state.probe_images.offer("val", module, batch, settings)
 
     def begin_batch(
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, settings: Settings
     ) -> None:
         """Begin to read the step if that is due: run passes, then put hooks on for the step itself."""
-        if self._reader is None:
+        if self._sources is None:
             return
-        self._state.budget.begin_step()
+        budget = self._state.budget
+        budget.begin_step()
         self._last_step = step = trainer.global_step
-        when, schedule = settings.schedule, self._state.schedule
-        between = self._intervals(trainer, settings)
-        is_last = is_last_step(trainer, batch_idx)
-        is_event = schedule.is_due(step, when, between.events, is_last=is_last)
-        if is_event or (schedule.reading_is_due(step, between.readings) and self._may_read(settings, self._reader)):
-            with_order1 = is_event and schedule.order1_is_due(step, when, is_last=is_last)
+        checking = self._sources.check.is_at_work
+        due = self._plan.due(trainer, step, batch_idx, settings, checking=checking, reads=self._reads)
+        self._is_skipped = due is None and self._showing.pending is None and budget.skips()
+        if self._is_skipped:
+            return
+        if due is not None:
             self._messenger.on_error = settings.general.on_error
-            labels = self._labels(module, batch, is_event=is_event)
-            if is_event and labels is not None:
-                self._check_names(labels, settings)
-            context = StepContext(
-                step,
-                module,
-                batch,
-                TrainingLoss(trainer, module, batch_idx),
-                settings,
-                is_event,
-                with_order1,
-                labels,
-                self._classes,
-                self._group,
-                self._masks(module, batch, settings),
-            )
+            loss = TrainingLoss(trainer, module, batch_idx)
+            labels, masks = self._labels(module, batch), self._masks(module, batch, settings)
+            is_event, names = due.is_event, (self._classes, self._group)
+            context = StepContext(step, module, batch, loss, settings, is_event, due.with_order1, labels, *names, masks)
             with self._messenger.holding(), self._messenger.guard("beginning to read a step"):
-                self._begin(context, self._reader, is_last=is_last)
-                if is_event or schedule.reading_is_due(step, between.pieces):
-                    self._begin_check(context, self._reader)
-        self._state.budget.begin_training()
+                self._begin(context, self._sources, due)
+        budget.begin_training()
 
-    def _may_read(self, settings: Settings, reader: StepReader) -> bool:
-        return reader.is_free and self._showing.collects(settings)
+    def _reads(self, settings: Settings) -> bool:
+        """Return whether steps that are no events are read: that costs no pass, and a view collects them."""
+        return self._sources is not None and self._sources.reader.is_free and self._showing.collects(settings)
 
-    def _intervals(self, trainer: Trainer, settings: Settings) -> Intervals:
-        """Return the steps between readings and so on: those that the user has set, else what time allows."""
-        when, budget = settings.schedule, self._state.budget
-        checking = self._check is not None and self._check.is_at_work
-        between = budget.intervals(when.budget, when.every_n_steps, checking=checking)
-        if when.read_every_n_steps is not None:
-            between = Intervals(when.read_every_n_steps, between.events, when.read_every_n_steps)
-        if between != self._between and budget.is_settled:
-            self._between = between
-            self._announce_intervals(trainer, when, between)
-        return between
+    def _begin(self, context: StepContext, sources: Sources, due: Due) -> None:
+        reader = sources.reader
+        reader.renew(context.settings)
+        self._open = step = OpenStep(context, due.is_last)
+        if context.with_order1 or (context.is_event and context.settings.images.asks_for_probe):
+            self._settle_labels(step)
+            step.probe = self._probe(step.context, reader.layers)
+            step.order1 = self._order1(step.context, reader.layers) if context.with_order1 else None
+        reader.begin(step.context)
+        self._begin_passes(step, sources, with_check=due.with_check)
 
-    def _announce_intervals(self, trainer: Trainer, when: ScheduleFlags, between: Intervals) -> None:
-        """Say once that the budget makes readings or events rarer."""
-        readings, events, _ = between
-        wanted = when.read_every_n_steps or READING, when.every_n_steps or EVENT
-        if when.budget is not None and (readings, events) != wanted:
-            later = " and, after the first 500 steps," if when.every_n_steps is None else " and"
-            share = f"{100 * when.budget:g} % of the training time (`budget={when.budget:g}`)"
-            self._messenger.announce(
-                trainer,
-                f"NormGrad plans for {share}: it reads every {readings} steps{later} shows maps every {events}.",
-                cause="budget",
+    def _begin_passes(self, step: OpenStep, sources: Sources, *, with_check: bool) -> None:
+        """Watch the network, if the probe or the check wants it; where hooks do not fire, compiled code has guards."""
+        context, fires = step.context, sources.reader.hooks_fire
+        with self._messenger.guard("beginning the check"):
+            step.with_check = (
+                with_check and (fires or bool(context.settings.general.check)) and sources.check.is_due(context)
             )
+        with self._messenger.guard("beginning the probe"):
+            step.with_probe = context.is_event and fires and sources.probe.is_due(context, is_last=step.is_last)
+            if fires and (step.with_probe or step.with_check):
+                sources.network.watch()
 
     def before_backward(self, loss: Tensor) -> None:
         """Look at the loss that training is about to go back from."""
-        if self._open is not None and self._probe_by_default is not None:
-            self._probe_by_default.before_backward(loss)
+        if self._open is not None and self._sources is not None:
+            self._sources.network.before_backward(loss)
 
     def after_backward(self) -> None:
         """Note a backward pass of training; after the first one of an event, run the probe by default."""
-        step, reader = self._open, self._reader
-        if step is None or reader is None:
+        step, sources = self._open, self._sources
+        if step is None or sources is None:
             return
         step.saw_backward = True
-        reader.after_backward(step.context)
-        if self._probe_by_default is not None and self._probe_by_default.is_watching:
-            with self._messenger.guard("running the network on the probe"), self._state.budget.interruption():
-                seen = self._probe_by_default.after_backward(step.context, reader.layers)
-                step.probe = [*step.probe, seen] if seen.sets else step.probe
+        sources.reader.after_backward(step.context)
+        if not (step.with_probe or step.with_check):
+            return
+        guard, with_probe, step.with_probe = self._messenger.guard, step.with_probe, False
+        with self._state.budget.interruption():
+            with guard("looking for the network"):
+                sources.network.after_backward(step.context)
+            with guard("running the network on the probe"):
+                found = sources.network.found() if with_probe else None
+                if found is not None:
+                    self._settle_labels(step, found.labels)
+                    seen = sources.probe.seen(step.context, found, sources.reader.layers)
+                    step.probe = [*step.probe, seen] if seen.sets else step.probe
 
     def end_batch(self, outputs: Any = None) -> None:
         """Show what is pending, and take what was seen of this step, which is shown at the end of the next one.
@@ -210,51 +228,38 @@ class Session:
         Args:
             outputs: what Lightning gives to `on_train_batch_end`.
         """
-        step, reader, budget = self._open, self._reader, self._state.budget
-        if reader is None:
+        step, sources, budget = self._open, self._sources, self._state.budget
+        if sources is None or self._is_skipped:
             return
         budget.end_training()
         self._messenger.release()
         self.finish()
         budget.end_showing()
         if step is not None:
-            read = self._stop(reader)
+            read = self._stop(sources)
             try:
                 with self._messenger.guard("reading a step"):
-                    self._showing.pending = self._record(step, read, reader, outputs)
+                    self._showing.pending = self._record(step, read, sources, outputs)
             finally:
-                _forget(read)
+                _forget(read, sources)
         budget.end_step(None if step is None else "event" if step.context.is_event else "reading")
         if step is not None:
-            self._warn_of_cost(step.context.settings)
-
-    def _warn_of_cost(self, settings: Settings) -> None:
-        """Warn if what the user has asked for takes a tenth of the time or more."""
-        budget, is_asked_for = self._state.budget, settings.images.asks_for_probe or settings.general.check
-        if not is_asked_for and settings.schedule == ScheduleFlags():
-            return
-        if budget.seconds > _LONG_ENOUGH and budget.share > _TOO_MUCH:
-            self._messenger.warn_once(
-                f"NormGrad takes {100 * budget.share:.0f} % of the training time, as its flags ask for. A larger "
-                "`every_n_steps`, `read_every_n_steps` or `order1_every_n_steps`, fewer `num_images`, `probe=False` or "
-                "`check=False` make it cheaper.",
-                cause="cost",
-            )
+            self._plan.warn_of_cost(step.context.settings)
 
     def end_training(self, trainer: Trainer, settings: Settings) -> None:
         """Show what is pending, warn if there was nothing to show in any step, and write what comes at the end."""
         self.finish()
-        if self._reader is not None:
-            self._reader.conclude()
+        if self._sources is not None:
+            self._sources.reader.conclude()
             self._state.probe_images.conclude(settings)
         self.conclude(trainer, settings)
 
     def conclude(self, trainer: Trainer, settings: Settings) -> None:
         """Say what the check has measured, and write what comes at the end of training, or where it breaks off."""
         self._state.budget.stop()
-        if self._check is not None:
+        if self._sources is not None:
             with self._messenger.guard("concluding the check"):
-                self._check.conclude()
+                self._sources.check.conclude(is_asked_for=bool(settings.general.check))
         self._showing.conclude(trainer, settings, self._last_step)
 
     def finish(self) -> None:
@@ -264,56 +269,39 @@ class Session:
     def drop(self) -> None:
         """End the step without a look at it, if one is being read."""
         self._messenger.forget()
-        if self._check is not None:
-            self._check.drop()
-        if self._open is not None and self._reader is not None:
-            _forget(self._stop(self._reader))
+        if self._open is not None and self._sources is not None:
+            _forget(self._stop(self._sources), self._sources)
 
     def _check_page(self, step: int, style: Style) -> Page | None:
-        return None if self._check is None else self._check.page(step, style, self._group, self._classes)
+        return None if self._sources is None else self._sources.check.page(step, style, self._group, self._classes)
 
-    def _labels(self, module: LightningModule, batch: Any, *, is_event: bool) -> Sequence[int] | None:
-        """Return the labels; those of a step that is only read are not needed before its maps are."""
+    def _labels(self, module: LightningModule, batch: Any) -> Any:
         with self._messenger.guard("finding the labels of a batch"):
-            return labels_of(module, batch) if is_event else labels_on_device(module, batch)
+            return labels_on_device(module, batch)
         return None
 
-    def _check_names(self, labels: Sequence[int], settings: Settings) -> None:
-        """Warn if there are too few names for these labels; those of the data set are then not of these labels."""
-        given, largest = settings.images.classes, max(labels, default=0)
-        if self._classes is None or largest < len(self._classes):
-            return
-        if given is None:
-            self._classes = None
-            return
-        self._messenger.warn_once(
-            f"NormGrad shows classes without a name by their number: `classes` has {len(given)} names, but a batch has "
-            f"the label {largest}. Give one name for each, in the order of their numbers.",
-            cause="too few names",
-        )
+    def _settle_labels(self, step: OpenStep, labels: list[int] | None = None) -> None:
+        """Take the labels to the host, and look whether there are names for them.
+
+        Those of the data set are not of these labels if there are too few.
+        """
+        context, given = step.context, step.context.settings.images.classes
+        labels = labels or listed(context.labels)
+        if labels is not None and self._classes is not None and max(labels, default=0) >= len(self._classes):
+            self._classes = given
+            if given is not None:
+                self._messenger.warn_once(
+                    f"NormGrad shows classes without a name by their number: `classes` has {len(given)} names, but a "
+                    f"batch has the label {max(labels)}. Give one name for each, in the order of their numbers.",
+                    cause="too few names",
+                )
+        step.context = replace(context, labels=labels, classes=self._classes)
 
     def _masks(self, module: LightningModule, batch: Any, settings: Settings) -> Tensor | None:
         if settings.views.collects:
             with self._messenger.guard("finding the masks of a batch"):
                 return masks_of(module, batch)
         return None
-
-    def _begin(self, context: StepContext, reader: StepReader, *, is_last: bool) -> None:
-        reader.renew(context.settings)
-        self._open = step = OpenStep(context, is_last=is_last)
-        if context.is_event:
-            step.probe = self._probe(context, reader.layers)
-            step.order1 = self._order1(context, reader.layers) if context.with_order1 else None
-        reader.begin(context)
-        if self._probe_by_default is not None and context.is_event and reader.hooks_fire:
-            with self._messenger.guard("beginning the probe"):
-                self._probe_by_default.begin(context, is_last=is_last)
-
-    def _begin_check(self, context: StepContext, reader: StepReader) -> None:
-        """Let the check watch the step; where hooks do not fire, only if it was asked for: compiled code has guards."""
-        if self._check is not None and (reader.hooks_fire or context.settings.general.check):
-            with self._messenger.guard("beginning the check"):
-                self._check.begin(context)
 
     def _probe(self, context: StepContext, layers: Sequence[str]) -> list[Seen]:
         """Run the passes on the probe, if there is one."""
@@ -340,26 +328,32 @@ class Session:
             return seen_by(passes)
         return None
 
-    def _stop(self, reader: StepReader) -> Read:
+    def _stop(self, sources: Sources) -> Read:
         read = Read()
         with self._messenger.guard("taking the hooks off"):
-            read = reader.end()
-            if self._probe_by_default is not None:
-                self._probe_by_default.drop()
+            read = sources.reader.end()
+            sources.network.detach()
         self._open = None  # not before: Ctrl-C may have left hooks
         return read
 
-    def _record(self, step: OpenStep, read: Read, reader: StepReader, outputs: Any) -> Record:
+    def _record(self, step: OpenStep, read: Read, sources: Sources, outputs: Any) -> Record:
         """Return what was seen of a step, as copies that training does not touch."""
-        context, guard = step.context, self._messenger.guard
+        guard, reader = self._messenger.guard, sources.reader
         trained = step.saw_backward or (read.recorder is not None and read.recorder.has_gradients)
         self._note(step, reader, trained=trained)
-        live = Seen()
+        found, timed = None, self._state.budget.piece if step.with_check else nullcontext
+        if trained:
+            with guard("looking for the network"), timed():
+                sources.network.end(step.context, outputs)
+                found = sources.network.found()
+        if step.with_check or step.context.is_event:
+            self._settle_labels(step, None if found is None else found.labels)
+        context, live = step.context, Seen()
         with guard("reading the maps"):
             live = reader.seen(read, context, saw_backward=step.saw_backward, trained=trained)
-        if self._check is not None:
-            with guard("doing the check"), self._state.budget.piece() if self._check.is_watching else nullcontext():
-                self._check.end(context, live.sets, outputs, trained=trained, is_last=step.is_last)
+        if step.with_check and trained:
+            with guard("doing the check"), timed():
+                sources.check.do(context, live.sets, found, is_last=step.is_last)
         batch = list[MapSet]()
         if trained and live.sets and self._showing.collects(context.settings):
             with guard("collecting from a batch"):
@@ -407,7 +401,9 @@ class Session:
             return range(which.num_images)
         first = live[0]
         count = min(len(t) for t in (*first.maps.values(), *first.images_of.values()) if t is not None)
-        sums = {layer: of_images.cpu() for layer, of_images in first.sums.items()} if which.by_signal else {}
+        sums = (
+            dict(zip(first.sums, OnTheWay(list(first.sums.values())).arrived(), strict=True)) if which.by_signal else {}
+        )
         return self._state.choice.indices(which, sums, count, first.labels)
 
     def _excuse(self, all_seen: Sequence[Seen], *, is_failure: bool) -> None:
@@ -419,8 +415,9 @@ class Session:
                 return
 
 
-def _forget(read: Read) -> None:
+def _forget(read: Read, sources: Sources) -> None:
     """Keep nothing of a step."""
+    sources.network.drop()
     if read.recorder is not None:
         read.recorder.clear()
 

@@ -8,7 +8,7 @@ the statistics of its batch instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,23 @@ def layers_warming_up(model: nn.Module) -> dict[BatchNorm, int]:
 
     With each of them comes how often its statistics have been updated.
     """
-    layers = [m for m in model.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
-    counts = OnTheWay([torch.zeros(()) if m.num_batches_tracked is None else m.num_batches_tracked for m in layers])
-    updates = {layer: int(count) for layer, count in zip(layers, counts.arrived(), strict=True)}
+    return warming_up(model, OnTheWay(counts_of_updates(model)).arrived())
+
+
+def counts_of_updates(model: nn.Module) -> list[Tensor]:
+    """Return how often the statistics of each BatchNorm layer have been updated, where that is counted."""
+    counts = (m.num_batches_tracked for m in _with_statistics(model))
+    return [torch.zeros(()) if count is None else count for count in counts]
+
+
+def warming_up(model: nn.Module, counts: Sequence[Tensor]) -> dict[BatchNorm, int]:
+    """Return the same as `layers_warming_up`, of counts that are known."""
+    updates = {layer: int(count) for layer, count in zip(_with_statistics(model), counts, strict=True)}
     return {layer: count for layer, count in updates.items() if _share_of_start(layer, count) > STILL_YOUNG}
+
+
+def _with_statistics(model: nn.Module) -> list[BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
 
 
 def collected(
@@ -40,13 +53,15 @@ def collected(
 ) -> dict[int, Tensor]:
     """Return the statistics of one forward pass for these layers of a model, by the identity of the buffers.
 
+    Where they are not finite, the layer's own stay.
+
     Args:
         layers: the young ones.
         run: runs a function of the model without a trace.
         forward: the pass.
     """
     names = ("running_mean", "running_var")
-    buffers = {(layer, name): id(getattr(layer, name)) for layer in layers for name in names}
+    buffers = {(layer, name): getattr(layer, name) for layer in layers for name in names}
 
     def collect(stand_in: nn.Module) -> dict[int, Tensor]:
         for layer in layers:
@@ -55,7 +70,8 @@ def collected(
             vars(layer)["training"] = True
         with torch.no_grad():
             forward(stand_in)
-        return {key: getattr(layer, name).clone() for (layer, name), key in buffers.items()}
+        found = {key: getattr(*key) for key in buffers}
+        return {id(buffers[key]): t.where(t.isfinite(), buffers[key].to(t.dtype)) for key, t in found.items()}
 
     statistics: dict[int, Tensor] = run(collect)
     return statistics

@@ -11,7 +11,7 @@ that at the hook points. The sandbox protects everything that they could disturb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from normgrad_lightning import functional
 from normgrad_lightning.checks import check_flag, check_positive
 from normgrad_lightning.functional import hessian_factor
-from normgrad_lightning.hooks.to_host import are_finite
 from normgrad_lightning.isolated.batchnorm_warmup import BatchNorm, collected, layers_warming_up
 from normgrad_lightning.isolated.interrupts import failures_dropped
 from normgrad_lightning.isolated.one_pass import (
@@ -31,6 +30,7 @@ from normgrad_lightning.isolated.one_pass import (
     LossFunction,
     NotFinite,
     NothingToRead,
+    check_finite,
     does_not_depend,
     graph_roots,
     loss_and_gradients,
@@ -85,6 +85,9 @@ class InnerStepPasses:
         recorder: on the layers to read, switched off between passes.
         target: what the recorder reads.
         step: how to make the inner step.
+
+    Attributes:
+        losses: of passes since it was cleared, where nobody has looked whether they are finite.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class InnerStepPasses:
         self._step = step
         self._weights = _Weights(model)
         self._sandbox = Sandbox(model, exact=True)
+        self.losses: list[Tensor] = []
 
     def maps(self, batch: Any, kinds: Sequence[str]) -> dict[str, LayerMaps]:
         """Return the maps of each kind, of one batch: those that are read at θ, and those after an inner step."""
@@ -125,13 +129,13 @@ class InnerStepPasses:
         if not wanted:
             return {}
         self._weights.move(None, 0.0)
-        pairs, _ = self._read(batch, copy)
+        pairs, _ = self._read(batch, copy, note=self.losses.append)
         return {kind: maps_read_from(pairs, kind) for kind in wanted}
 
     def order0(self, batch: Any) -> LayerMaps:
         """Return the order-0 maps of one batch."""
         self._weights.move(None, 0.0)
-        return maps_without_hessian(self._read(batch, norms)[0], factorised=True)
+        return maps_without_hessian(self._read(batch, norms, note=self.losses.append)[0], factorised=True)
 
     @property
     def images(self) -> Tensor | None:
@@ -139,27 +143,22 @@ class InnerStepPasses:
         return self._recorder.images
 
     @cached_property
-    def _young(self) -> dict[BatchNorm, int]:
+    def batchnorm_warmup(self) -> Mapping[BatchNorm, int]:
+        """The BatchNorm layers that have hardly any statistics yet, and how often these have been updated."""
         return layers_warming_up(self._model)
 
-    @property
-    def batchnorm_warmup(self) -> int | None:
-        """The fewest updates of BatchNorm layers that have hardly any statistics yet; None if there are no such."""
-        return min(self._young.values(), default=None)
-
-    def use_statistics_of(self, batch: Any) -> bool:
-        """Let such layers normalise with the statistics of this batch from now on; False if it has none."""
+    def use_statistics_of(self, batch: Any, layers: Iterable[BatchNorm]) -> bool:
+        """Let these layers normalise with the statistics of a batch from now on; False if it has none."""
         self._weights.move(None, 0.0)
         parameters, _ = self._weights.stand_ins(learning=False)
         with failures_dropped():  # of one image, there may be too few values
             statistics = collected(
-                self._young,
+                layers,
                 lambda function: self._sandbox.run(function, parameters),
                 lambda model: self._loss_fn(model, widened_batch(batch)),
             )
-            if are_finite(statistics.values()):
-                self._sandbox.replace(statistics)
-                return True
+            self._sandbox.replace(statistics)
+            return True
         return False
 
     def _maps_after_step(self, batch: Any, adversarial: bool) -> LayerMaps:
@@ -176,14 +175,16 @@ class InnerStepPasses:
         factor = hessian_factor(self._step.epsilon, h, adversarial)
         return maps_with_hessian(first, plus, minus, factor, factorised=factorised)
 
-    def _read(self, batch: Any, keep: Keep, weights: bool = False) -> tuple[Pairs, Gradient]:
+    def _read(
+        self, batch: Any, keep: Keep, weights: bool = False, note: Callable[[Tensor], object] = check_finite
+    ) -> tuple[Pairs, Gradient]:
         """Return what the hook points see in a pass with the weights of now, and the weights' gradient if wanted."""
         recorder, roots = self._recorder, list[Tensor]()
         recorder.clear()
         recorder.keep, recorder.enabled = keep, True
         try:
             with graph_roots(self._layers, self._target, roots, beside_weights=weights):
-                gradient = self._pass(batch, weights, roots)
+                gradient = self._pass(batch, weights, roots, note)
         finally:
             recorder.enabled = False
         pairs = recorder.pairs()
@@ -192,7 +193,13 @@ class InnerStepPasses:
             raise NothingToRead(f"`layers`: {' '.join(recorder.new_problems()) or why}")
         return pairs, gradient
 
-    def _pass(self, batch: Any, weights: bool, roots: Sequence[Tensor] = ()) -> Gradient:
+    def _pass(
+        self,
+        batch: Any,
+        weights: bool,
+        roots: Sequence[Tensor] = (),
+        note: Callable[[Tensor], object] = check_finite,
+    ) -> Gradient:
         """Run forward and backward; the gradients of the weights that learn, if they are asked for."""
         parameters, learning = self._weights.stand_ins(weights)
 
@@ -203,7 +210,7 @@ class InnerStepPasses:
                 widened_batch(batch),
                 lambda: [*learning, *roots],
                 PARAMETERS if weights else LAYERS,
-                must_be_finite=True,
+                note,
             )
             if not roots and all(g is None for g in gradient):
                 raise does_not_depend(self._loss_fn, PARAMETERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -66,8 +67,9 @@ def check_scalar(loss: object, loss_fn: LossFunction) -> None:
 
 def check_finite(loss: Tensor) -> None:
     """Raise if `loss` is infinite or not a number."""
-    if not loss.isfinite():
-        raise NotFinite(f"`loss_fn`: expected a finite loss, but got {loss.item()}.")
+    value = loss.item()
+    if not math.isfinite(value):
+        raise NotFinite(f"`loss_fn`: expected a finite loss, but got {value}.")
 
 
 def does_not_depend(loss_fn: LossFunction, what: str) -> ValueError:
@@ -89,8 +91,7 @@ def loss_and_gradients(
     batch: Any,
     wanted: Callable[[], list[Tensor] | list[GradientEdge]],
     what: str,
-    *,
-    must_be_finite: bool = False,
+    note: Callable[[Tensor], object] = plain,
 ) -> list[Tensor | None]:
     """Return the gradients of the loss of a batch; None for tensors that it does not depend on.
 
@@ -101,13 +102,12 @@ def loss_and_gradients(
         wanted: called after the forward pass, returns the tensors, or their places in the graph, to differentiate with
             respect to.
         what: what these are, for an error.
-        must_be_finite: whether to raise `NotFinite` for a loss that is not.
+        note: called with the loss, which it may refuse.
     """
     with alone(loss_fn, model):
         loss = plain(loss_fn(model, batch))
         check_scalar(loss, loss_fn)
-        if must_be_finite:
-            check_finite(loss)
+        note(loss.detach())
         tensors = wanted()
         if not tensors or not loss.requires_grad:
             raise does_not_depend(loss_fn, what)

@@ -22,7 +22,7 @@ from normgrad_lightning.isolated.choose_layers import auto_layers
 from normgrad_lightning.isolated.inner_step import InnerStep, InnerStepPasses
 from normgrad_lightning.isolated.one_pass import LossFunction, check_loss_fn
 from normgrad_lightning.isolated.pairs import LayerMaps, PairRecorder
-from normgrad_lightning.isolated.retry import PassResult, Retry, WholeBatch, dark_of
+from normgrad_lightning.isolated.retry import PassResult, Retry, WholeBatch, arrived
 from normgrad_lightning.layers.names import AUTO, check_model, check_spec, match_layers
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.layers.own_passes import own_pass
@@ -35,6 +35,7 @@ class PassMaps(NamedTuple):
 
     Attributes:
         maps: by kind.
+        on_host: the same, on the host.
         images: as the network saw them, `(N, C, *S)`; None if none was recognised.
         layers: the names of all layers asked for, in the order of the network.
         problems: a sentence for each of them that cannot be read.
@@ -42,6 +43,7 @@ class PassMaps(NamedTuple):
     """
 
     maps: dict[str, LayerMaps]
+    on_host: dict[str, LayerMaps]
     images: Tensor | None
     layers: list[str]
     problems: list[str]
@@ -168,17 +170,19 @@ def run_passes(
             passes = InnerStepPasses(model, loss_fn, recorder, options.target, step)
             run = partial(_run, passes, recorder, kinds)
             result = run(batches) if whole is None else Retry(passes, run, batches, whole).maps()
-    return PassMaps(result.maps, result.images, recorder.layers, recorder.new_problems(), result.nothing_to_learn)
+    of_layers, nothing_to_learn = (recorder.layers, recorder.new_problems()), result.nothing_to_learn
+    return PassMaps(result.maps, result.on_host, result.images, *of_layers, nothing_to_learn)
 
 
 def _run(passes: InnerStepPasses, recorder: PairRecorder, kinds: Sequence[str], batches: Sequence[Any]) -> PassResult:
     """Return the maps of all batches, and their images."""
     results, images = [], []
+    passes.losses.clear()
     for batch in batches:
         results.append(passes.maps(batch, kinds))
         images.append(recorder.images)
     maps = {kind: _joined([result[kind] for result in results]) for kind in kinds}
-    return PassResult(maps, None if any(i is None for i in images) else _stacked(images), dark_of(maps))
+    return PassResult(maps, arrived(maps, passes.losses), None if any(i is None for i in images) else _stacked(images))
 
 
 def _joined(maps: Sequence[LayerMaps]) -> LayerMaps:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from normgrad_lightning.hooks.to_host import OnTheWay, are_finite
+from normgrad_lightning.isolated.batchnorm_warmup import BatchNorm
 from normgrad_lightning.isolated.inner_step import InnerStepPasses
 from normgrad_lightning.isolated.interrupts import failures_dropped, is_out_of_memory
-from normgrad_lightning.isolated.one_pass import NotFinite, NothingToRead
+from normgrad_lightning.isolated.one_pass import NotFinite, NothingToRead, check_finite
 from normgrad_lightning.isolated.pairs import LayerMaps
 from normgrad_lightning.layers.nested import floating_tensors
 
@@ -40,15 +41,21 @@ class PassResult(NamedTuple):
 
     Attributes:
         maps: by kind.
+        on_host: the same, on the host.
         images: that they are of; None if none was recognised.
-        dark: for each kind and image, whether its map is zero at all layers.
         nothing_to_learn: whether some images have a loss without any gradient, before an inner step.
     """
 
     maps: dict[str, LayerMaps]
+    on_host: dict[str, LayerMaps]
     images: Tensor | None
-    dark: Sequence[bool]
     nothing_to_learn: bool = False
+
+    @property
+    def dark(self) -> list[bool]:
+        """For each kind and image, whether its map is zero at all layers."""
+        of_kinds = [[m.flatten(1).any(1) for m in of_layers.values()] for of_layers in self.on_host.values()]
+        return [dark for of in of_kinds if of for dark in torch.stack(of).any(0).logical_not().tolist()]
 
 
 class WholeBatch(NamedTuple):
@@ -60,12 +67,14 @@ class WholeBatch(NamedTuple):
         explains_errors: whether to look at the batch also if the loss of an image raises.
         steady: whether BatchNorm layers that have hardly any statistics always take those of the batch, not only where
             the passes give nothing: for maps that are compared from event to event.
+        young: these layers, and how often they have been updated, where that is known; None: the passes look.
     """
 
     batch: Any
     indices: Sequence[int] | None
     explains_errors: bool = False
     steady: bool = False
+    young: Mapping[BatchNorm, int] | None = None
 
 
 class Retry:
@@ -96,20 +105,22 @@ class Retry:
         Raises:
             NeedsBatch: only the whole batch has maps.
         """
-        updates = self._passes.batchnorm_warmup
-        if self._whole.steady and updates is not None and self._passes.use_statistics_of(self._whole.batch):
+        whole = self._whole
+        young = self._passes.batchnorm_warmup if whole.young is None else whole.young
+        updates = min(young.values(), default=None)
+        if whole.steady and updates is not None and self._passes.use_statistics_of(whole.batch, young):
             updates = None
         result, problem = self._attempt(self._batches)
         result = result or self._without_ignored()
         if result is not None and (result.nothing_to_learn or not any(result.dark)):
             return result
-        if updates is not None and self._passes.use_statistics_of(self._whole.batch):
+        if updates is not None and self._passes.use_statistics_of(whole.batch, young):
             result, problem = self._attempt(self._batches)
             updates = None
         if result is None:
             if self._needs_batch(any):
                 raise NeedsBatch("is not finite", "is")
-            is_young = updates == 0 and all(bool(t.isfinite().all()) for t in floating_tensors(self._whole.batch))
+            is_young = updates == 0 and are_finite(floating_tensors(whole.batch))
             raise _without_statistics(problem) if is_young else NotFinite(problem)
         if all(result.dark) and self._needs_batch(all):
             raise NeedsBatch("has no gradient", "has one")
@@ -124,9 +135,9 @@ class Retry:
         if whole.indices is None or count < 2:
             return None
         with failures_dropped():
-            maps = [m[list(whole.indices)] for m in self._passes.order0(whole.batch).values()]
+            maps = self._order0(whole.batch, whole.indices)
             images = None if self._passes.images is None else self._passes.images[list(whole.indices)]
-            counts = torch.stack([m.flatten(1).any(1).cpu() for m in maps]).any(0)  # not a number counts
+            counts = torch.stack([m.flatten(1).any(1) for m in maps]).any(0)  # not a number counts
             others = counts.nonzero().flatten().tolist()
             if 0 < len(others) < count:
                 result, _ = self._attempt([self._batches[i] for i in others])
@@ -135,7 +146,7 @@ class Retry:
                         kind: {name: _spread(m, others, count) for name, m in of.items()}
                         for kind, of in result.maps.items()
                     }
-                    return PassResult(of_all, images, (), nothing_to_learn=True)
+                    return PassResult(of_all, arrived(of_all), images, nothing_to_learn=True)
         return None
 
     def _is_learned(self, result: PassResult) -> bool:
@@ -165,9 +176,17 @@ class Retry:
 
     def _has_maps(self, batch: Any, indices: Sequence[int]) -> bool:
         with failures_dropped():
-            maps = [m[list(indices)] for m in self._passes.order0(batch).values()]
-            return are_finite(maps) and any(m.any() for m in maps)
+            maps = self._order0(batch, indices)
+            return all(bool(m.isfinite().all()) for m in maps) and any(m.any() for m in maps)
         return False
+
+    def _order0(self, batch: Any, indices: Sequence[int]) -> list[Tensor]:
+        """Return the order-0 map of each layer for these images of a batch, on the host."""
+        self._passes.losses.clear()
+        maps = [m[list(indices)] for m in self._passes.order0(batch).values()]
+        loss, *maps = OnTheWay([*self._passes.losses, *maps]).arrived()
+        check_finite(loss)
+        return maps
 
 
 def _without_statistics(problem: str) -> WithoutStatistics:
@@ -184,16 +203,16 @@ def _spread(m: Tensor, rows: Sequence[int], count: int) -> Tensor:
     return whole
 
 
-def dark_of(maps: Mapping[str, LayerMaps]) -> list[bool]:
-    """Return for each kind and image whether its map is zero at all layers.
+def arrived(maps: Mapping[str, LayerMaps], losses: Sequence[Tensor] = ()) -> dict[str, LayerMaps]:
+    """Return maps on the host, in one copy with the losses that they are of.
 
     Raises:
-        NotFinite: a map is not.
+        NotFinite: a loss or a map is not.
     """
-    nonzero = [m.flatten(1).any(1) for of_layers in maps.values() for m in of_layers.values()]
-    finite = [m.isfinite().all() for of_layers in maps.values() for m in of_layers.values()]
-    arrived = iter(OnTheWay([*finite, *nonzero]).arrived())
-    if not all([bool(next(arrived)) for _ in finite]):
+    here = iter(OnTheWay([*losses, *(m for of_layers in maps.values() for m in of_layers.values())]).arrived())
+    for _ in losses:
+        check_finite(next(here))
+    on_host = {kind: {name: next(here) for name in of_layers} for kind, of_layers in maps.items()}
+    if not all(bool(m.isfinite().all()) for of_layers in on_host.values() for m in of_layers.values()):
         raise NotFinite("`loss_fn`: expected finite gradients at the layers, but they are not.")
-    of_kinds = [[next(arrived) for _ in of_layers] for of_layers in maps.values()]
-    return [dark for of in of_kinds if of for dark in torch.stack(of).any(0).logical_not().tolist()]
+    return on_host

@@ -25,6 +25,7 @@ _ROOM = 0.8  # of the budget that is planned with: measurements scatter
 _LEAST = 0.1  # of it that is left where the code of plain steps alone takes more
 _PLAIN, _COSTS = 50, 5  # latest measurements that count
 _FROM = 3  # plain steps that it takes to say anything
+_MEASURED = 10  # one in so many plain steps is, once there were enough
 
 
 class Intervals(NamedTuple):
@@ -51,6 +52,7 @@ class Budget:
         self._is_warm = {kind: False for kind in self._costs}
         self._spent = self._elapsed = 0.0
         self._began: float | None = None
+        self._count, self._usual = 0, 0.0
         self.stop()
 
     def stop(self) -> None:
@@ -71,6 +73,15 @@ class Budget:
             if self._was_plain:
                 self._periods.append(period)
         self._began, self._was_plain = now, False
+
+    def skips(self) -> bool:
+        """Return whether to leave a plain step at that: most cost what those before have cost, and clocks cost, too."""
+        self._count += 1
+        if not self.is_settled or self._count % _MEASURED == 0:
+            return False
+        self._was_plain = True
+        self._spent += self._usual
+        return True
 
     def begin_training(self) -> None:
         """Note that training's own part of the step begins."""
@@ -106,7 +117,7 @@ class Budget:
         try:
             yield
         finally:
-            self._piece = self._clock() - began
+            self._piece += self._clock() - began
 
     def _note(self, kind: str, cost: float) -> None:
         """Keep what one has cost. The first of its kind does not count: it loads code and makes caches."""
@@ -127,6 +138,7 @@ class Budget:
             if self._was_plain:
                 self._spans.append(span)
                 self._idle.append(own)
+                self._usual = median(self._idle)
             return
         longer = max(0.0, span - median(self._spans)) if len(self._spans) >= _FROM else 0.0
         self._spent += longer
@@ -155,6 +167,11 @@ class Budget:
         """The training time so far that was measured."""
         return self._elapsed
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something was measured since plans were made."""
+        return not self._planned
+
     def intervals(self, budget: float | None, event: int | None = None, *, checking: bool = False) -> Intervals:
         """Return how many steps there should be in between, to keep within a budget. An event has a piece, too.
 
@@ -173,7 +190,7 @@ class Budget:
         reading, of_event, piece = (median_low(costs) if costs else 0.0 for costs in self._costs.values())
         of_event += piece
         all_of_it = _ROOM * budget * median(self._periods)
-        left = max(all_of_it - (median(self._idle) if self._idle else 0.0), _LEAST * all_of_it)
+        left = max(all_of_it - self._usual, _LEAST * all_of_it)
         events = event or next(steps for steps in _one_two_five(EVENT) if of_event / steps <= left)
         left -= of_event / events
         readings = _rarer(reading, events, left / 2 if checking else left)
@@ -193,6 +210,7 @@ class Budget:
                 values.clear()
                 values.extend(float(value) for value in kept.get(name, ()))
             self._spent, self._elapsed = map(float, kept["total"])
+            self._usual = median(self._idle) if self._idle else 0.0
 
     @property
     def _measured(self) -> dict[str, deque[float]]:

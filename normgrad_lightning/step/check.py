@@ -1,43 +1,36 @@
-"""The check in a `fit`: finds the network while a step is read, and does a piece of the check when the step is over."""
+"""The check in a `fit`: does a piece of it with the network of a step that is read, when the step is over."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor, nn
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from normgrad_lightning.check.card import check_page
-from normgrad_lightning.check.network import NetworkCall, NetworkWatch, recognised
 from normgrad_lightning.check.passes import CannotCheck, Pool, loss_pool, network_pool
 from normgrad_lightning.check.rounds import Check, round_of
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.isolated.batches import batch_size
 from normgrad_lightning.isolated.interrupts import memory_explained
-from normgrad_lightning.isolated.sandbox import NoCollectives, TalksToOthers
+from normgrad_lightning.isolated.sandbox import TalksToOthers
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.step.context import StepContext
-from normgrad_lightning.step.labels import listed
-from normgrad_lightning.step.loss import is_sharded
 from normgrad_lightning.step.messages import Messenger
-from normgrad_lightning.step.quiet import silenced
+from normgrad_lightning.step.network import Found, StepNetwork
+from normgrad_lightning.step.quiet import alone
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.tag_namer import TagNamer
 
 if TYPE_CHECKING:
-    from pytorch_lightning import LightningModule, Trainer
+    from pytorch_lightning import Trainer
 
 MOST_IMAGES = 64
 """Of a batch that the check looks at."""
 
 _AT_ONCE = 8  # images of a piece that asks the training loss, each alone
-_TRIES = 5  # steps in which no network was recognised, before it stops looking for one
 _NEAR_END = 0.2  # of all steps: then one more round begins
 _ASKS = (
     "NormGrad: the check asks the loss of single images (`check=True`), so `{}` runs more often than without NormGrad; "
@@ -53,7 +46,7 @@ class StepCheck:
 
     Args:
         trainer: runs the training.
-        module: what trains.
+        network: of its steps.
         check: what was measured; it outlives the `fit`.
         messenger: for the sentence, and for warnings.
 
@@ -61,70 +54,47 @@ class StepCheck:
         is_at_work: whether there was something to do when it was last asked.
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule, check: Check, messenger: Messenger) -> None:
+    def __init__(self, trainer: Trainer, network: StepNetwork, check: Check, messenger: Messenger) -> None:
         self._trainer = weakref.ref(trainer)
-        self._watch = NetworkWatch(module)
-        self._check, self._messenger = check, messenger
-        self._misses = 0
-        self._has_given_up, self._is_asked_for, self._has_looked = False, False, False
-        self._began_last_round = False
+        self._network, self._check, self._messenger = network, check, messenger
+        self._has_given_up, self._has_looked, self._began_last_round = False, False, False
         self.is_at_work = False
         self._told: set[int] = set()
         self._shown: list[tuple[int, int, int]] = []
 
-    def begin(self, context: StepContext) -> None:
-        """Watch the step, if there is something to do."""
-        check = context.settings.general.check
-        self._is_asked_for, self.is_at_work = bool(check), False
-        if check is False or self._has_given_up:
-            return
-        if (why := self._obstacle(context.module)) is not None:
-            self._give_up(why)
-            return
-        self.is_at_work = self._check.is_due(context.step) or self._last_round_begins(context.step)
-        if self.is_at_work:
-            self._watch.attach()
+    def is_due(self, context: StepContext) -> bool:
+        """Return whether the step has a piece."""
+        check, step, network = context.settings.general.check, context.step, self._network
+        if check is not False and not self._has_given_up and network.obstacle is not None:
+            self._give_up(network.obstacle, context)
+        can_be = check is not False and not self._has_given_up and (bool(check) or network.may_be_found)
+        self.is_at_work = can_be and (self._check.is_due(step) or self._last_round_begins(step))
+        return self.is_at_work
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether it watches the step that is read."""
-        return self._watch.is_attached
-
-    def end(
-        self, context: StepContext, sets: Sequence[MapSet], outputs: Any, *, trained: bool, is_last: bool = False
-    ) -> None:
-        """Do a piece, if the step was watched; at the last step, all that its images are good for.
+    def do(self, context: StepContext, sets: Sequence[MapSet], found: Found | None, *, is_last: bool) -> None:
+        """Do a piece; at the last step, all that its images are good for.
 
         Args:
-            context: of the step, which is over.
+            context: of the step, which is over. Its labels are on the host.
             sets: order-0 maps of the batch first.
-            outputs: what Lightning gives to `on_train_batch_end`.
-            trained: whether training learned from the batch.
+            found: the network of the step.
             is_last: whether it is known to be the last one.
         """
-        was_watching, calls = self._watch.is_attached, self._watch.calls
-        self.drop()
-        if not was_watching or not trained or not sets or not sets[0].maps:
-            return
         trainer = self._trainer()
-        if trainer is None:
+        if trainer is None or not sets or not sets[0].maps:
             return
-        context = replace(context, labels=listed(context.labels))
         if not is_last:  # what there is to say then is said in a moment
             self._tell(context)
         try:
             with memory_explained("To do without it, set `check=False`."):
-                self._advance(trainer, context, sets[0], calls, outputs, is_last=is_last)
+                pool = self._pool(trainer, context, sets[0], found)
+                if pool is not None:
+                    self._advance(trainer, context, pool, is_last=is_last)
         except (CannotCheck, TalksToOthers) as error:
-            self._give_up(str(error))
+            self._give_up(str(error), context)
         except Exception:
             self._has_given_up = True
             raise
-
-    def drop(self) -> None:
-        """Take the hooks off, and let go of the step."""
-        self._watch.detach()
-        self._watch.clear()
 
     def page(self, step: int, style: Style, group: str, classes: Sequence[str] | None) -> Page | None:
         """Return a card and curves of what is known; None if that was shown before."""
@@ -135,29 +105,18 @@ class StepCheck:
         self._shown = state
         return check_page(results, style, TagNamer(step, group, classes), self._check.seen)
 
-    def conclude(self) -> None:
+    def conclude(self, *, is_asked_for: bool) -> None:
         """Say at the end of training what was measured; that nothing was, if it was asked for or training was long."""
         results, trainer = self._check.results(), self._trainer()
         if trainer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        was_due = self._is_asked_for or (self._has_looked and round_of(trainer.global_step) > 0)
+        was_due = is_asked_for or (self._has_looked and round_of(trainer.global_step) > 0)
         if not results and (self._has_given_up or not was_due):
             return
         told = sentence(list(results.values()), self._check.seen)
         if not self._has_looked and not results:
             told = "No step was checked: the check begins at step 50, or near the end, at steps that are read."
         self._messenger.announce(trainer, f"NormGrad: {told}", cause="the check at the end")
-
-    def _obstacle(self, module: LightningModule) -> str | None:
-        """Return why one process alone cannot run the network; None if it can."""
-        trainer = self._trainer()
-        if trainer is None:
-            return None
-        if is_sharded(trainer):
-            return f"{type(trainer.strategy).__name__} spreads the weights over several processes"
-        if trainer.world_size > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
-            return "the statistics of SyncBatchNorm are shared by all processes"
-        return None
 
     def _last_round_begins(self, step: int) -> bool:
         """Return whether the end is near, and the round for it has not begun."""
@@ -177,50 +136,27 @@ class StepCheck:
             self._told |= new.keys()
             self._messenger.announce(trainer, f"NormGrad, step {context.step}: {sentence(list(new.values()))}")
 
-    def _advance(
-        self,
-        trainer: Trainer,
-        context: StepContext,
-        live: MapSet,
-        calls: Sequence[NetworkCall],
-        outputs: Any,
-        *,
-        is_last: bool,
-    ) -> None:
-        """Do a piece, or all, if the step has shown a way."""
-        pool = self._pool(trainer, context, live, calls, outputs)
-        if pool is None:
-            return
+    def _advance(self, trainer: Trainer, context: StepContext, pool: Pool, *, is_last: bool) -> None:
+        """Do a piece, or all."""
         self._check.names = context.names(pool.labels or []) | self._check.names
         if self._last_round_begins(context.step) and self._check.is_complete:
             self._began_last_round = True
             self._check.begin_round(context.step)
         self._has_looked = True
-        alone: AbstractContextManager[Any] = NoCollectives() if trainer.world_size > 1 else nullcontext()
-        with silenced(context.module, trainer), alone:
+        with alone(context.module, trainer):
             while self._check.advance(pool, context.step) and is_last:
                 pass
 
-    def _pool(
-        self, trainer: Trainer, context: StepContext, live: MapSet, calls: Sequence[NetworkCall], outputs: Any
-    ) -> Pool | None:
+    def _pool(self, trainer: Trainer, context: StepContext, live: MapSet, found: Found | None) -> Pool | None:
         """Return what the step has shown and how to ask for more; None if there is no way."""
-        loss, labels = loss_in(outputs), context.labels
-        call = None
-        if loss is not None and labels is not None:
-            call = recognised(calls, labels, loss * trainer.accumulate_grad_batches)
-        if call is not None and labels is not None:
+        if found is not None and found.call is not None:
             images_of = live.layers_of_one_input
             images = live.images_of[images_of[0]]
             if images is not None:
                 count = min(MOST_IMAGES, *(len(live.maps[layer]) for layer in images_of), len(images))
                 maps = {layer: live.maps[layer][:count] for layer in images_of}
-                return network_pool(call, images[:count].detach(), maps, labels)
-        if context.settings.general.check:
-            return self._loss_pool(trainer, context, live)
-        self._misses += 1
-        self._has_given_up |= self._misses >= _TRIES
-        return None
+                return network_pool(found.call, images[:count].detach(), maps, found.labels, found.young)
+        return self._loss_pool(trainer, context, live) if context.settings.general.check else None
 
     def _loss_pool(self, trainer: Trainer, context: StepContext, live: MapSet) -> Pool | None:
         """Return a pool that asks the training loss."""
@@ -234,19 +170,13 @@ class StepCheck:
             loss = context.loss.in_float32()
             pool = loss_pool(context.module, loss, context.batch, labels, layers, chosen, read)
         except ValueError as error:
-            self._give_up(str(error))
+            self._give_up(str(error), context)
             return None
         self._messenger.announce(trainer, _ASKS.format(context.loss.name), cause="the check asks the loss")
         return pool
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, context: StepContext) -> None:
         """Stop; say why if the check was asked for."""
         self._has_given_up = True
-        if self._is_asked_for:
+        if context.settings.general.check:
             self._messenger.problem(f"NormGrad cannot do the check: {why.rstrip('.')}.")
-
-
-def loss_in(outputs: Any) -> Tensor | None:
-    """Return the loss in what a training step gave, as Lightning hands it on; None if there is none."""
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 and not torch.is_complex(loss) else None

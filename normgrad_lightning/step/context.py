@@ -31,7 +31,7 @@ class StepContext:
         settings: all flags, as they were when the batch began.
         is_event: whether maps are shown; else the step is only read for the views that collect.
         with_order1: whether order-1 maps are due.
-        labels: the class of each image of the batch, if known; a tensor if it is only read.
+        labels: the class of each image of the batch, if known; a tensor as long as nobody needs them on the host.
         classes: the names of the classes, if known.
         group: what all tags begin with.
         masks: where the object is in each image of the batch, if known.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normgrad_lightning.layers.nested import parts
-from normgrad_lightning.step.optional_methods import call_optional_method
+from normgrad_lightning.step.own_methods import call_optional_method
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from normgrad_lightning.isolated.repeatable import check_repeatable
-from normgrad_lightning.isolated.sandbox import HALF, NoCollectives, held_iterators
+from normgrad_lightning.isolated.sandbox import HALF, held_iterators
 from normgrad_lightning.maths.tensor_subclasses import plain
-from normgrad_lightning.step.quiet import silenced
+from normgrad_lightning.step.quiet import alone
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -133,10 +133,9 @@ class TrainingLoss:
         if self._is_alone:
             yield
             return
-        collectives: AbstractContextManager[Any] = NoCollectives() if self._trainer.world_size > 1 else nullcontext()
         self._is_alone = True
         try:
-            with silenced(module, self._trainer), collectives:
+            with alone(module, self._trainer):
                 yield
         finally:
             self._is_alone = False

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from normgrad_lightning.hooks.to_host import OnTheWay
 from normgrad_lightning.isolated.batches import batch_size, single_images
 from normgrad_lightning.isolated.choose_layers import trained_layers
 from normgrad_lightning.isolated.interrupts import failures_dropped, memory_explained
@@ -79,9 +78,8 @@ def pass_sets(context: StepContext, result: PassMaps, layers: Sequence[str], **k
     """Return a set for each kind of map that passes have made; `known` has other fields of a `MapSet`."""
     numbered = list(dict.fromkeys([*layers, *result.layers]))  # a layer keeps its number
     sets = []
-    for name, maps_of in result.maps.items():
+    for name, maps in result.on_host.items():
         kind = KINDS[name]
-        maps = dict(zip(maps_of, OnTheWay(list(maps_of.values())).arrived(), strict=True))
         of_batch = kind.needs_passes and not context.settings.order1.per_image
         variant = context.settings.variant + ("_batch" if of_batch else "")
         images_of = dict.fromkeys(maps, result.images)

@@ -21,7 +21,6 @@ from normgrad_lightning.isolated.order1 import PassMaps, run_passes
 from normgrad_lightning.isolated.random_state import devices_of, seed
 from normgrad_lightning.isolated.retry import WholeBatch
 from normgrad_lightning.layers.names import AUTO
-from normgrad_lightning.layers.nested import map_tensors
 from normgrad_lightning.settings import Settings
 from normgrad_lightning.step.context import Seen, StepContext
 from normgrad_lightning.step.loss import TrainingLoss
@@ -55,7 +54,7 @@ def probe_order0(context: StepContext, layers: Sequence[str], images: ProbeImage
     settings = context.settings
     fewer = f"To follow fewer images, set `num_images={max(settings.images.num_images // 2, 1)}`; to follow"
     with memory_explained(f"{fewer if isinstance(settings.images.probe, str) else 'To follow'} none, `probe=False`."):
-        batch, known = _batch(context, images), settings.general.layers
+        batch, known = images.on(context.module.device), settings.general.layers
         if known == AUTO:
             known = layers or trained_layers(context.module, context.loss, batch, settings.read)
         whole = WholeBatch(batch, None, steady=True)
@@ -65,7 +64,7 @@ def probe_order0(context: StepContext, layers: Sequence[str], images: ProbeImage
 
 def probe_order1(context: StepContext, layers: Sequence[str], images: ProbeImages) -> Seen:
     """Return order-1 maps of the probe, made as those of the training batch are; `layers` are those of its order 0."""
-    batch, flags = _batch(context, images), context.settings.order1
+    batch, flags = images.on(context.module.device), context.settings.order1
     batches = single_images(batch) if flags.per_image else [batch]
     whole = WholeBatch(batch, range(len(batches)) if flags.per_image else None, explains_errors=True, steady=True)
     with order1_memory(context.settings):
@@ -83,11 +82,6 @@ def _passes(
 ) -> PassMaps:
     loss = _SameNumbers(context.loss.in_float32())
     return run_passes(context.module, loss, batches, layers, kinds, step, context.settings.read, whole=whole)
-
-
-def _batch(context: StepContext, images: ProbeImages) -> Any:
-    """Return the images on the module's device."""
-    return map_tensors(lambda t: t.to(context.module.device), images.batch)
 
 
 class _SameNumbers:

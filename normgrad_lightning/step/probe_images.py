@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from normgrad_lightning.check.network import NetworkCall
-from normgrad_lightning.isolated.batches import CannotSlice, batch_size, copied, images_at
+from normgrad_lightning.hooks.to_host import from_host
+from normgrad_lightning.isolated.batches import CannotSlice, DoNotFit, batch_size, copied, images_at, joined
 from normgrad_lightning.isolated.sandbox import Sandbox
 from normgrad_lightning.layers.nested import map_tensors, parts
 from normgrad_lightning.settings import ImageFlags, ProbeOf, Settings
 from normgrad_lightning.step.context import StepContext
 from normgrad_lightning.step.image_choice import ImageChoice
-from normgrad_lightning.step.joining import DoNotFit, joined
 from normgrad_lightning.step.labels import classes_of, labels_of
 from normgrad_lightning.step.messages import Messenger
 
@@ -36,7 +36,7 @@ _PLAIN_CONTAINERS = (dict, OrderedDict, list, tuple)
 
 
 class ProbeImages:
-    """The images of a probe, as a small batch on the CPU that the module's loss takes.
+    """The images of a probe, as a small batch that the module's loss takes.
 
     Args:
         messenger: for warnings.
@@ -58,6 +58,10 @@ class ProbeImages:
         self._of: Any = None
         self.batch: Any = None
         self.labels: list[int] | None = None
+
+    def on(self, device: torch.device) -> Any:
+        """Return the batch on a device."""
+        return map_tensors(lambda t: from_host(t, device), self.batch)
 
     def are_of(self, probe: Any) -> bool:
         """Return whether these are the images that a value of the flag asks for."""
@@ -146,10 +150,10 @@ class ProbeImages:
         self._left = more if of == "val" and not self._has_all_classes(module, which) else 0
 
     def take_of_call(self, call: NetworkCall, labels: Sequence[int], which: ImageFlags) -> None:
-        """Copy a few images as the network was called with them, classes in turn."""
+        """Copy a few images as the network was called with them, classes in turn; they stay where they are."""
         rows = ImageChoice().balanced(labels, min(which.num_images, len(labels)))
-        cut = call.at(torch.tensor(rows, device=call.scores.device))
-        self.batch, self.labels = _on_cpu(copied((cut.args, cut.kwargs))), [labels[row] for row in rows]
+        cut = call.at(from_host(torch.tensor(rows), call.scores.device))
+        self.batch, self.labels = copied((cut.args, cut.kwargs)), [labels[row] for row in rows]
         self._of, self._left = BY_DEFAULT, 0
 
     def take_more(self, module: Any, batch: Any, which: ImageFlags) -> None:
@@ -185,6 +189,10 @@ class ProbeImages:
         self.labels = labels_of(module, ready)
         self._of, self._left = batch, 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy carries, as for processes that have no such device."""
+        return {**vars(self), "batch": _on_cpu(self.batch)}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to follow the same images; nothing if these are given in code."""
         if not isinstance(self._of, str):
@@ -195,7 +203,7 @@ class ProbeImages:
                 "tensors, numbers, text, lists, tuples and dicts. A resumed run chooses other images."
             )
             return {}
-        return {"probe": {"of": self._of, "batch": self.batch, "labels": self.labels}}
+        return {"probe": {"of": self._of, "batch": _on_cpu(self.batch), "labels": self.labels}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Follow the images of the checkpoint's run."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from normgrad_lightning.isolated.python_state import groups_of
+from normgrad_lightning.isolated.sandbox import NoCollectives
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -36,6 +37,13 @@ def silenced(module: Any, trainer: Trainer) -> Iterator[None]:
             attributes.update(before)
         for restore in groups:
             restore()
+
+
+@contextmanager
+def alone(module: Any, trainer: Trainer) -> Iterator[None]:
+    """Let a pass run in silence, and inside of this process: if it asks the others for anything, that is an error."""
+    with silenced(module, trainer), NoCollectives() if trainer.world_size > 1 else nullcontext():
+        yield
 
 
 def _do_nothing(*_: object, **__: object) -> None:

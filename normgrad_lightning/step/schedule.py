@@ -34,25 +34,27 @@ class Schedule:
             every: steps between events, once the first ones are over.
             is_last: whether it is known to be the last one of training.
         """
-        if is_last and self.last_event != step:
-            return True
-        is_early = when.every_n_steps is None and self._has_passed_early(step)
-        return is_early or _has_passed(step, every, self.last_event) or self.order1_is_due(step, when, is_last=is_last)
+        return (is_last and self.last_event != step) or step >= self.next_event(when, every)
 
-    def _has_passed_early(self, step: int) -> bool:
-        """Return whether one of the first events has come since the latest one."""
-        return any(early <= step for early in EARLY if self.last_event is None or early > self.last_event)
+    def next_event(self, when: ScheduleFlags, every: int) -> float:
+        """Return the step from which on an event is due, if training goes on."""
+        early = EARLY if when.every_n_steps is None else ()
+        to_come = [step for step in early if self.last_event is None or step > self.last_event]
+        return min(*to_come[:1], _next(every, self.last_event), self.next_order1(when))
 
     def order1_is_due(self, step: int, when: ScheduleFlags, *, is_last: bool = False) -> bool:
         """Return whether this step is an event with order-1 maps."""
-        every = when.order1_every_n_steps
-        if every is None:
-            return False
-        return _has_passed(step, every, self.last_order1) or (is_last and self.last_order1 != step)
+        is_wanted = when.order1_every_n_steps is not None
+        return step >= self.next_order1(when) or (is_wanted and is_last and self.last_order1 != step)
 
-    def reading_is_due(self, step: int, every: int) -> bool:
-        """Return whether the maps of this step are collected, if it is not an event."""
-        return _has_passed(step, every, self.last_reading)
+    def next_order1(self, when: ScheduleFlags) -> float:
+        """Return the step from which on an event with order-1 maps is due."""
+        every = when.order1_every_n_steps
+        return math.inf if every is None else _next(every, self.last_order1)
+
+    def next_reading(self, every: int) -> int:
+        """Return the step from which on maps are collected, if it is not an event."""
+        return _next(every, self.last_reading)
 
     def note(self, context: StepContext, *, trained: bool, has_order1: bool) -> None:
         """Keep a step that is over. If training skipped its batch, the event waits for the next one."""
@@ -74,23 +76,28 @@ class Schedule:
 
 
 def is_last_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Return whether `max_steps` or `max_epochs` ends training with the step that this batch belongs to.
+    """Return whether `max_steps` or `max_epochs` ends training with the step that this batch belongs to."""
+    step, batch = end_of(trainer)
+    is_known = trainer.num_training_batches != math.inf
+    return trainer.global_step >= step or (batch_idx >= batch and (is_known or trainer.is_last_batch))
+
+
+def end_of(trainer: Trainer) -> tuple[float, float]:
+    """Return the first step and the first batch of this epoch that may belong to the last step; infinite for none.
 
     Other ends come without notice: early stopping, `max_time`, `trainer.should_stop`.
     """
     automatic = trainer.lightning_module.automatic_optimization
     steps_of_a_batch = 1 if automatic else max(1, len(trainer.optimizers))
-    if trainer.max_steps != -1 and trainer.global_step + steps_of_a_batch >= trainer.max_steps:
-        return True
+    step = math.inf if trainer.max_steps == -1 else trainer.max_steps - steps_of_a_batch
     if trainer.max_epochs in (None, -1) or trainer.current_epoch + 1 < trainer.max_epochs:
-        return False
+        return step, math.inf
+    if trainer.num_training_batches == math.inf:
+        return step, 0
     accumulated = trainer.accumulate_grad_batches if automatic else 1
-    batches = trainer.num_training_batches
-    if batches == math.inf:
-        return trainer.is_last_batch
-    return batch_idx >= (int(batches) - 1) // accumulated * accumulated
+    return step, (int(trainer.num_training_batches) - 1) // accumulated * accumulated
 
 
-def _has_passed(step: int, every: int, last: int | None) -> bool:
-    """Return whether a multiple of `every` has come since the last event. Steps may come in twos."""
-    return last is None or step // every > last // every
+def _next(every: int, last: int | None) -> int:
+    """Return the next multiple of `every` after the last event. Steps may come in twos, and leave it out."""
+    return 0 if last is None else (last // every + 1) * every

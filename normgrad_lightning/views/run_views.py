@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,7 +49,7 @@ class RunViews:
         for name, view in flags.chosen.items():
             if collects(view):
                 with guard(f"collecting {name}"):
-                    self._of_run(view).add(pooled, style, self._signal.totals)
+                    self._of_run(view).add(_unspoilt(pooled, view), style, self._signal.totals)
 
     def pages(
         self, map_sets: Sequence[MapSet], style: Style, flags: ViewFlags, guard: Guard = nullcontext
@@ -59,7 +60,7 @@ class RunViews:
             with guard(f"drawing {name}"):
                 view = self._of_run(chosen)
                 draws = partial(view.page, shown=self._signal.shown) if hasattr(view, "page") else view
-                pages += _checked(draws(map_sets, style))
+                pages += _checked(draws(_unspoilt(map_sets, chosen), style))
         self._signal.halve()
         return pages
 
@@ -94,6 +95,11 @@ class RunViews:
 
     def _of_package(self) -> list[Any]:
         return [self._kept[view] for view in VIEWS.values() if view in self._kept]
+
+
+def _unspoilt(seen: Any, view: Any) -> Any:
+    """Return what a view gets: one that is not of the package may write into it, so it gets a copy."""
+    return seen if view in VIEWS.values() else deepcopy(seen)
 
 
 def _checked(page: Any) -> list[Page]:

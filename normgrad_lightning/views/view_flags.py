@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from normgrad_lightning.checks import check_choices
@@ -26,6 +27,8 @@ class ViewFlags:
             return
         views: Any = [self.views] if isinstance(self.views, str) or callable(self.views) else self.views
         own = [view for view in views if callable(view)] if isinstance(views, Sequence) else []
+        for view in own:
+            _check_given(view)
         named = [view for view in views if view not in own] if own else views
         if named or not own:
             check_choices("views", named, VIEWS)
@@ -52,6 +55,21 @@ class ViewFlags:
     def collects(self) -> bool:
         """Whether a view needs the maps of all images, also between events."""
         return any(map(collects, self.chosen.values()))
+
+
+def _check_given(view: Callable[..., Any]) -> None:
+    """Raise if what was given in code cannot be called as a view is: a function of an event, or a class with `page`."""
+    is_class = isinstance(view, type)
+    try:
+        signature(view).bind(*(() if is_class else ((), None)))
+        is_view = not is_class or callable(getattr(view, "page", None))
+    except (TypeError, ValueError):
+        is_view = False
+    if not is_view:
+        raise ValueError(
+            f"`views`: expected names, functions of `(map_sets, style)`, or classes that have a method `page` and can "
+            f"be made without arguments, but got {view!r}."
+        )
 
 
 def name_of(view: object) -> str:

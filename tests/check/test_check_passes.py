@@ -13,7 +13,7 @@ from torchvision.models.detection import FCOS
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from normgrad_lightning.check import regions
-from normgrad_lightning.check.network import NetworkWatch, recognised
+from normgrad_lightning.check.network import Comparison, NetworkWatch
 from normgrad_lightning.check.passes import CannotCheck, Changed, loss_pool, network_pool
 
 
@@ -23,7 +23,8 @@ def call_of(model, run, labels, loss=None):
     watch.attach()
     found = run()
     watch.detach()
-    return recognised(watch.calls, labels.tolist(), found if loss is None else loss)
+    call, *_ = Comparison(watch.calls, labels.tolist(), found if loss is None else loss).result()
+    return call
 
 
 def changed_rows(images, rows, donors, maps):

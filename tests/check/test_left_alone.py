@@ -152,6 +152,31 @@ def test_the_images_of_the_batch_are_not_written_to(tmp_path):
     assert run.callback._state.check._now
 
 
+class Casts(nn.Module):
+    """Computes in bfloat16, whatever it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = ResNet().bfloat16()
+
+    def forward(self, images):
+        return self.net(images.bfloat16()).float()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_network_that_casts_by_itself(asked, tmp_path):
+    """Passes are in float32: it cannot run in them. That is told only where somebody has asked for the check."""
+    flags = {"check": True, "on_error": "warn"} if asked else {"on_error": "raise"}
+    callback = NormGradCallback(every_n_steps=1, read_every_n_steps=1, **flags)
+    plain = train(lambda: Lit(Casts), tmp_path / "plain")
+    run = train(lambda: Lit(Casts), tmp_path, callback)
+    assert_same(plain, run)
+    told = ["NormGrad cannot do the check: the network casts to half precision by itself."]
+    assert run.warned == (told if asked else [])
+    assert run.callback.maps
+    assert "probe_order0" not in run.callback.latest
+
+
 def drawing(map_sets, style):
     return Page(map_sets[0].step, scalars={"normgrad/drawn": float(torch.rand(()))})
 
@@ -169,3 +194,60 @@ def test_views_that_draw_random_numbers(view, tmp_path):
     plain = train(Lit, tmp_path / "plain")
     run = train(Lit, tmp_path, by_default(views=[view]))
     assert_same(plain, run)
+
+
+def spoiling(map_sets, style):
+    """Writes into all that it is given, and shows it."""
+    for one in map_sets:
+        for t in (one.images, *one.maps.values()):
+            t.fill_(7.0)
+    return drawing(map_sets, style)
+
+
+class Spoiling(Drawing):
+    def add(self, batch, style, signal):
+        batch.images.fill_(7.0)
+        for maps in (*batch.layers.values(), *batch.focus.values()):
+            maps[...] = 7.0
+
+    def page(self, map_sets, style, shown):
+        return spoiling(map_sets, style) if map_sets else None
+
+
+@pytest.mark.parametrize("view", [spoiling, Spoiling])
+def test_views_that_write_into_what_they_get(view, tmp_path):
+    kept = train(Lit, tmp_path / "kept", by_default(views=["atlas"])).callback
+    spoilt = train(Lit, tmp_path, by_default(views=[view, "atlas"])).callback
+    assert kept.maps.keys() == spoilt.maps.keys()
+    assert all(torch.equal(m, spoilt.maps[layer]) for layer, m in kept.maps.items())
+    assert torch.equal(kept.inputs, spoilt.inputs)
+    totals = [callback._state.views["atlas"].state_dict() for callback in (kept, spoilt)]
+    assert str(totals[0]) == str(totals[1])
+
+
+@pytest.mark.parametrize("view", [int, lambda map_sets: None, nn.Module, type("Page", (), {"page": None})])
+def test_what_cannot_be_a_view_is_told_before_the_first_batch(view):
+    with pytest.raises(ValueError, match=r"^`views`: expected names, functions of `\(map_sets, style\)`, or classes"):
+        NormGradCallback(views=["atlas", view])
+
+
+@pytest.mark.parametrize(
+    ("place", "doing"),
+    [
+        ("step.network.NetworkWatch.attach", "beginning the probe"),
+        ("step.network.Comparison", "looking for the network"),
+        ("step.network.Comparison.result", "running the network on the probe"),
+        ("step.default_probe.run_passes", "running the network on the probe"),
+        ("step.check.network_pool", "doing the check"),
+    ],
+)
+def test_a_failure_with_the_network_is_one_warning(place, doing, tmp_path, monkeypatch):
+    def broken(*_args, **_options):
+        raise LookupError("not there")
+
+    plain = train(Lit, tmp_path / "plain")
+    monkeypatch.setattr(f"normgrad_lightning.{place}", broken)
+    run = train(Lit, tmp_path, NormGradCallback(every_n_steps=1, read_every_n_steps=1))
+    assert_same(plain, run)
+    assert run.warned == [f"NormGrad failed while {doing}; training continues. LookupError: not there"]
+    assert run.callback.maps

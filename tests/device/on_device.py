@@ -257,17 +257,39 @@ def test_waits_and_launches_of_a_step(tmp_path, waits, launches, flags):
         assert launches is None or of_step.launches.total() <= launches, of_step.launches
 
 
+class Reports(pl.Callback):
+    """Notes what came of the steps so far, without a wait: which have a frame of the probe or a piece of the check."""
+
+    def __init__(self, callback):
+        self.callback, self.probed, self.checked = callback, set(), set()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        state = self.callback._state
+        self.probed |= {one.step for one in state.latest.values() if one.source == "probe"}
+        self.checked |= {one.step for one in state.check._now.values()}
+
+
 @on_stand_in
 def test_waits_of_a_step_with_passes_of_our_own(tmp_path):
-    """The probe at the first events, and the check, here near the end of the run."""
+    """The probe at the first events, and the check, here near the end of the run; with `"auto"` in the first event."""
+    callback, counted = NormGradCallback(budget=None, read_every_n_steps=1, on_error="raise"), OfSteps()
+    options = {**chosen.trainer_options(), "data": lambda: twice.loader(15 * 64, 64)}
+    reports = Reports(callback)
+    twice.train(lambda: twice.Lit(ResNet), tmp_path, callback, callbacks=lambda: [counted, reports], **options)
+    assert reports.probed >= {0, 10}
+    assert reports.checked >= {12, 13}
+    for step, of_step in enumerate(counted.steps[1:]):
+        assert 0 < of_step.waits.total() <= (4 if step in (0, 10) else 2), (step, of_step.waits)
+
+
+@on_stand_in
+def test_waits_of_an_event_with_the_probe_and_the_check(tmp_path):
     callback, counted = NormGradCallback(budget=None, on_error="raise"), OfSteps()
-    options = {**chosen.trainer_options(), "data": lambda: twice.loader(12 * 64, 64), "callbacks": lambda: [counted]}
-    twice.train(lambda: twice.Lit(ResNet), tmp_path, callback, **options)
-    assert callback.check
-    assert "probe_order0" in callback.latest
-    for step in (0, 10):
-        waits = counted.steps[step + 1].waits
-        assert 0 < waits.total() <= 12, waits
+    options = {**chosen.trainer_options(), "data": lambda: twice.loader(12 * 64, 64)}
+    reports = Reports(callback)
+    twice.train(lambda: twice.Lit(ResNet), tmp_path, callback, callbacks=lambda: [counted, reports], **options)
+    assert reports.probed & reports.checked >= {10}
+    assert 0 < counted.steps[11].waits.total() <= 4, counted.steps[11].waits
 
 
 @on_stand_in

@@ -230,3 +230,34 @@ def test_what_costs_much_because_it_was_asked_for_is_told_and_what_is_advised_ma
     ((text,), cost), (_, less) = told.values()
     assert all(f"`{flag}" in text for flag in advised), text
     assert less < 0.6 * cost
+
+
+@pytest.mark.parametrize("flags", [{}, {"every_n_steps": 40}], ids=["defaults", "rare"])
+def test_what_was_not_asked_for_or_costs_little_is_not_told(flags, tmp_path, monkeypatch):
+    """Steps of 2 s, by the test's clock; what is read of one takes as long."""
+    module = Timed()
+    monkeypatch.setattr(state, "Budget", partial(Budget, lambda: 500 * module.now[0]))
+    callback = NormGradCallback(views="patches", on_error="raise", **flags)
+    run = train(lambda: module, tmp_path, callback, data=lambda: loader(160))
+    assert not [text for text in run.warned if "of the training time" in text]
+
+
+def test_plain_steps_that_nobody_measures_count_as_those_before_them():
+    run = Run(0.01)
+    for _ in range(50):
+        run.take(work=0.001)
+    before = run.now, run.budget.share
+    for _ in range(90):
+        run.budget.begin_step()
+        if run.budget.skips():
+            run.now += 0.011
+        else:
+            run.now += 0.0005
+            run.budget.begin_training()
+            run.now += 0.01
+            run.budget.end_training()
+            run.budget.end_showing()
+            run.now += 0.0005
+            run.budget.end_step(None)
+    assert run.now > 2 * before[0]
+    assert run.budget.share == pytest.approx(before[1]) == pytest.approx(1 / 11)

@@ -34,7 +34,7 @@ from twice import (
 
 from normgrad_lightning import NormGradCallback, grad_cam_maps, order0_maps
 from normgrad_lightning.env_activation.environment_callback import EnvironmentCallback
-from normgrad_lightning.step.joining import DoNotFit, joined
+from normgrad_lightning.isolated.batches import DoNotFit, joined
 from normgrad_lightning.views.film import Film
 
 KINDS = ["order0", "order1", "adversarial", "contrast"]

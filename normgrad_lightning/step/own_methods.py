@@ -1,4 +1,4 @@
-"""Where the object is in each image of a batch, if the module says so."""
+"""Methods that a user's module may have for us, and the masks that one of them returns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgrad_lightning.step.optional_methods import call_optional_method
+from normgrad_lightning.isolated.random_state import devices_of, preserved_rng
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
-METHOD = "normgrad_masks"
+MASKS = "normgrad_masks"
+
+
+def call_optional_method(module: LightningModule, method: str, batch: Any) -> Any:
+    """Return what the method returns for a batch; None if the module has no such method.
+
+    It builds no graph, and training draws the random numbers that it would have drawn without the call.
+    """
+    own = getattr(module, method, None)
+    if own is None:
+        return None
+    with torch.no_grad(), preserved_rng(devices_of(module.parameters())):
+        return own(batch)
 
 
 def masks_of(module: LightningModule, batch: Any) -> Tensor | None:
@@ -21,12 +33,12 @@ def masks_of(module: LightningModule, batch: Any) -> Tensor | None:
     Raises:
         ValueError: it returns something else.
     """
-    masks = call_optional_method(module, METHOD, batch)
+    masks = call_optional_method(module, MASKS, batch)
     if masks is None or (isinstance(masks, Tensor) and _can_be_masks(masks)):
         return masks
     came = _described(masks) if isinstance(masks, Tensor) else repr(type(masks).__name__)
     raise ValueError(
-        f"`{METHOD}`: expected a tensor (N, height, width), 1 where the object is, else 0, or None, but got {came}. "
+        f"`{MASKS}`: expected a tensor (N, height, width), 1 where the object is, else 0, or None, but got {came}. "
         "Return a mask for each image of the batch."
     )
 
