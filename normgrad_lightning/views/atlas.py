@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from normgrad_lightning.maps import MapSet
@@ -188,14 +189,18 @@ def _coloured(maps: Sequence[Floats], height: int, width: int, colormap: str) ->
     """Return maps `(*S)` with values from 0 to 1 in colours, interpolated before; all at once if they are of one grid."""
     if len({values.shape for values in maps}) > 1:
         return [pixels for values in maps for pixels in _coloured([values], height, width, colormap)]
-    return list(_palette(colormap)[in_steps(plane(np.stack(maps).clip(0.0, 1.0)), height, width)]) if maps else []
+    if not maps:
+        return []
+    steps = in_steps(plane(np.stack(maps).astype(np.float32).clip(0.0, 1.0)), height, width)
+    return list(_palette(colormap).take(steps).view(np.uint8).reshape(*steps.shape, 4))
 
 
 @lru_cache(maxsize=8)
-def _palette(colormap: str) -> Pixels:
+def _palette(colormap: str) -> npt.NDArray[np.uint32]:
+    """Return the 256 colours, the four bytes of each as one number."""
     colours = np.zeros((256, 4), np.uint8)
     colours[:, :3] = 255.0 * colours_of(colormap) + 0.5
-    return colours
+    return colours.view(np.uint32).reshape(-1)
 
 
 def _bar(low: str, high: str, colormap: str, table: Table) -> Pixels:
@@ -207,6 +212,6 @@ def _bar(low: str, high: str, colormap: str, table: Table) -> Pixels:
     write(pixels, low, size, (2, 2), 64)
     if right > left:
         shades = np.linspace(0, 255, right - left).astype(np.uint8)
-        pixels[5 : line - 1, left:right] = _palette(colormap)[shades]
+        pixels[5 : line - 1, left:right] = _palette(colormap)[shades].view(np.uint8).reshape(-1, 4)
     write(pixels, high, size, (2, max(right + 6, 0)), 64)
     return pixels

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from normgrad_lightning.tensorboard_tab.event import coarse
 from normgrad_lightning.views.drawing import Pixels, display_image, plane, tile_of
 from normgrad_lightning.views.resampling import Floats
 from normgrad_lightning.views.scales import finite_range
@@ -110,7 +111,7 @@ class ImageCutter:
                 slice(start, start + length) for start, length in zip(box.starts[-2:], box.lengths[-2:], strict=True)
             )
             if key not in self._wholes:
-                self._wholes[key] = display_image(_pooled(values), *colours)
+                self._wholes[key] = display_image(coarse(plane(values), _WHOLE), *colours)
             crops[number].whole = whole = self._wholes[key]
             is_as_large = whole.shape[:2] == values.shape[1:]
             part = whole[where] if is_as_large else display_image(values[(slice(None), *where)], *colours)
@@ -128,17 +129,6 @@ class ImageCutter:
 def fingerprints(images: Tensor) -> list[float]:
     """Return a number for each image `(N, C, *S)`: that of its crops."""
     return list(map(ImageCutter(images, Style()).fingerprint, range(len(images))))
-
-
-def _pooled(values: Floats) -> Floats:
-    """Return an image `(C, *S)` as means over squares of pixels, with at most 160 of them a side."""
-    planes: Floats = plane(values)
-    longest = -(-max(planes.shape[1:]) // _WHOLE)
-    for axis in (1, 2) if longest > 1 else ():
-        step = min(longest, planes.shape[axis])
-        end = planes.shape[axis] // step * step
-        planes = sum(planes[(slice(None),) * axis + (slice(start, end, step),)] for start in range(step)) / step
-    return planes
 
 
 def shrunk_picture(pixels: Pixels, longest: int) -> Pixels:
