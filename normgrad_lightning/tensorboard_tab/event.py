@@ -320,7 +320,9 @@ def _items(patches: Sequence[Patch], detail: _Detail, parts: Parts) -> dict[int,
     jpegs = {key: parts.add(jpeg(image, detail.whole, _QUALITY)) for key, image in wholes.items()}
     maps = _each([patch.map for patch in patches], detail.cells, parts)
     names = dict.fromkeys(name for patch in patches for name in patch.layers)
-    layers = {name: _each([patch.layers.get(name) for patch in patches], detail.cells_of_layer, parts) for name in names}
+    layers = {
+        name: _each([patch.layers.get(name) for patch in patches], detail.cells_of_layer, parts) for name in names
+    }
     return {
         id(patch): {
             "strength": float(f"{patch.strength:.4g}"),

@@ -18,13 +18,12 @@ import torch
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.class_signal import TAGGED, only
-from normgrad_lightning.views.colours import SIGNED_COLORMAP, colours_of
 from normgrad_lightning.views.drawing import Pixels, in_steps, jpeg, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
 from normgrad_lightning.views.pooled_batch import PooledBatch, resized
 from normgrad_lightning.views.resampling import Floats, smoothed
 from normgrad_lightning.views.statistics import lifts
-from normgrad_lightning.views.style import Style
+from normgrad_lightning.views.style import SIGNED_COLORMAP, Style, colours_of
 from normgrad_lightning.views.table import Table
 from normgrad_lightning.views.tag_namer import COMBINED, TagNamer, of_map
 
@@ -186,7 +185,7 @@ def _tile_size(aspect: float) -> tuple[int, int]:
 
 
 def _coloured(maps: Sequence[Floats], height: int, width: int, colormap: str) -> list[Pixels]:
-    """Return maps `(*S)` with values from 0 to 1 in colours, interpolated before; all at once if they are of one grid."""
+    """Return maps `(*S)` from 0 to 1 in colours, interpolated before; all at once if they are of one grid."""
     if len({values.shape for values in maps}) > 1:
         return [pixels for values in maps for pixels in _coloured([values], height, width, colormap)]
     if not maps:

@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from normgrad_lightning.views.colours import colours_of
 from normgrad_lightning.views.lettering import length_of, line_height, write
 from normgrad_lightning.views.resampling import Floats, resized, shrunk
 from normgrad_lightning.views.scales import scale_maps, unit, wide
-from normgrad_lightning.views.style import Statistic, Style
+from normgrad_lightning.views.style import Statistic, Style, colours_of
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """Red, green, blue and an unused byte, `(H, W, 4)`: the layout that encoders are fastest with."""

@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from normgrad_lightning.functional import combine
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.maths.spacing import evenly_spaced
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.class_signal import ROWS, only, strongest
 from normgrad_lightning.views.crops import Crop, ImageCutter, box_around, shrunk_picture
 from normgrad_lightning.views.drawing import Pixels, jpeg, plane, tile_of
-from normgrad_lightning.views.pooled_batch import PooledBatch, resized
+from normgrad_lightning.views.pooled_batch import PooledBatch
 from normgrad_lightning.views.resampling import Floats, smoothed
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.table import Table
@@ -106,14 +105,11 @@ class Patches:
 
     def _own(self, batch: PooledBatch) -> dict[str, Floats]:
         """Return the batch's combined map and that of its last layer without what is typical."""
-        own = {}
         for layer, even in batch.even_layers.items():
             self.typical.add(layer, even)
-            own[layer] = torch.from_numpy(self.typical.removed(layer, even))
-        grids = {name: maps.shape[1:] for name, maps in batch.focus.items()}
         return {
-            name: (combine(own, grid) if name == COMBINED else resized(own[name], grid)).numpy()
-            for name, grid in grids.items()
+            name: maps / self.typical.usual(batch.layers if name == COMBINED else [name], maps.shape[1:])
+            for name, maps in batch.focus.items()
         }
 
     def crops(self, name: str, label: int) -> list[Crop]:
@@ -184,7 +180,10 @@ class Patches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self._first = {
-            name: {label: [_FirstCrop(np.pad(crop, ((0, 0), (0, 0), (0, 1)))) for crop in crops] for label, crops in of.items()}
+            name: {
+                label: [_FirstCrop(np.pad(crop, ((0, 0), (0, 0), (0, 1)))) for crop in crops]
+                for label, crops in of.items()
+            }
             for name, of in state.get("first_patches", {}).items()
         }
         self.typical.load_state_dict(state.get("typical_maps", {}))

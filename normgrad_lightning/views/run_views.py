@@ -10,12 +10,11 @@ from typing import Any
 
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
-from normgrad_lightning.views.catalogue import VIEWS, collects
+from normgrad_lightning.views.catalogue import VIEWS, ViewFlags, collects
 from normgrad_lightning.views.class_signal import ClassSignal, IdDetector
 from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.pooled_batch import Guard, pooled_batch
 from normgrad_lightning.views.style import Style
-from normgrad_lightning.views.view_flags import ViewFlags
 
 
 class RunViews:

@@ -6,12 +6,13 @@ and tells nothing about an image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from normgrad_lightning.functional import combine
 from normgrad_lightning.views.drawing import plane
 from normgrad_lightning.views.resampling import Floats
 
@@ -24,19 +25,6 @@ def per_map_mean(maps: Floats) -> Floats:
     mean = maps.mean(axis=tuple(range(1, maps.ndim)), keepdims=True)
     even: Floats = np.divide(maps, mean, out=np.zeros_like(maps), where=mean > 0)
     return even
-
-
-def without_typical(even: Floats, typical: Floats) -> Floats:
-    """Return what is each image's own of the maps of a layer, `(N, *S)`.
-
-        m_n~ = (m_n / mean(m_n)) / (t + 0.1 mean(t))
-
-    Args:
-        even: `(N, *S)`, the maps m, each divided by its own mean.
-        typical: `(*S)`, the mean t of such maps over many images.
-    """
-    own: Floats = even / (typical + _FLOOR * typical.mean())
-    return own
 
 
 class TypicalMaps:
@@ -66,10 +54,16 @@ class TypicalMaps:
         """Return the typical map `(h, w)` of each layer, as it is drawn."""
         return {layer: plane(self.of(layer)[None])[0] for layer in self._sums}
 
-    def removed(self, layer: str, even: Floats) -> Floats:
-        """Return maps `(N, *S)` of a layer, `per_map_mean`, without its typical map, if that is on their grid."""
-        known = layer in self._sums and self._sums[layer].shape == even.shape[1:]
-        return without_typical(even, self.of(layer)) if known else even
+    def usual(self, layers: Iterable[str], grid: Sequence[int]) -> Floats:
+        """Return what maps of these layers combined are divided by, `(1, *grid)`, so that each image's own is left.
+
+            m_n~ = m_n / combine_l( t_l + 0.1 mean(t_l) )
+
+        with t_l the typical map of a layer.
+        """
+        typical = [torch.from_numpy(self.of(layer))[None] for layer in layers]
+        combined: Floats = combine([t + _FLOOR * t.mean() for t in typical], grid).numpy()
+        return combined
 
     def halve(self) -> None:
         """Let what was added so far count half from now on."""

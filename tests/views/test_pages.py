@@ -10,11 +10,11 @@ from twice import Lit, train, watching
 from normgrad_lightning.maps import KINDS, MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.step.messages import Messenger
+from normgrad_lightning.views.catalogue import ViewFlags
 from normgrad_lightning.views.drawing import Sheet, input_tiles, jpeg
 from normgrad_lightning.views.panels import panels
 from normgrad_lightning.views.run_views import RunViews
 from normgrad_lightning.views.style import Style
-from normgrad_lightning.views.view_flags import ViewFlags
 
 
 def map_set(kind="order0", layers=("a", "b"), **options):
