@@ -29,9 +29,9 @@ from torch import Tensor
 
 from normgrad_lightning import functional as NF
 from normgrad_lightning import order0_maps, order1_maps
-from normgrad_lightning.views.colours import SIGNED_COLORMAP
 from normgrad_lightning.views.drawing import input_tiles, overlay
 from normgrad_lightning.views.scales import scale_maps
+from normgrad_lightning.views.style import SIGNED_COLORMAP
 
 Maps = dict[str, dict[str, Tensor]]
 """The maps `(N, h, w)` of each kind and each layer."""

@@ -49,9 +49,9 @@ from torch import Tensor, nn
 
 from normgrad_lightning import functional as NF
 from normgrad_lightning import grad_cam_maps, order0_maps, order1_maps
-from normgrad_lightning.views.colours import SIGNED_COLORMAP
 from normgrad_lightning.views.drawing import input_tiles, overlay
 from normgrad_lightning.views.scales import scale_maps
+from normgrad_lightning.views.style import SIGNED_COLORMAP
 
 Pixels = NDArray[np.uint8]
 Maps = dict[str, Tensor]

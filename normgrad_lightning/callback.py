@@ -30,10 +30,10 @@ from normgrad_lightning.settings import (
 )
 from normgrad_lightning.step.loss import check_training_loss
 from normgrad_lightning.step.messages import Messenger
+from normgrad_lightning.views.catalogue import View, ViewFlags
 from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.figure import latest_figure
 from normgrad_lightning.views.style import Scale, Style
-from normgrad_lightning.views.view_flags import View, ViewFlags
 from normgrad_lightning.writers.destinations import Writer, writers_for
 from normgrad_lightning.writers.outputs import Outputs
 

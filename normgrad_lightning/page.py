@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import index, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +51,14 @@ class Page:
     blobs: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "step", index(self.step))
+        encoded = {"pictures": [one.jpeg for one in self.pictures], "films": self.films.values()}
+        for name, values in encoded.items():
+            odd_kinds = [type(value).__name__ for value in values if not isinstance(value, bytes)]
+            if odd_kinds:
+                raise TypeError(f"`{name}`: expected encoded pictures as bytes, but got a {odd_kinds[0]}.")
+        object.__setattr__(self, "scalars", {tag: float(value) for tag, value in self.scalars.items()})
+        object.__setattr__(self, "maps", {tag: np.asarray(values) for tag, values in self.maps.items()})
         _check_that_each_is_there_once(self.tags)
         odd = [tag for tag in self.tags if not {"", ".", ".."}.isdisjoint(tag.split("/"))]
         if odd:

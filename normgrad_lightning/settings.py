@@ -19,8 +19,8 @@ from normgrad_lightning.isolated.inner_step import InnerStep
 from normgrad_lightning.layers.names import AUTO, check_spec
 from normgrad_lightning.layers.options import ReadOptions
 from normgrad_lightning.maps import EPSILON, ORDER1_KINDS, READ_KINDS, Order1Kind
+from normgrad_lightning.views.catalogue import ViewFlags
 from normgrad_lightning.views.style import Style
-from normgrad_lightning.views.view_flags import ViewFlags
 
 Images = Literal["balanced", "first", "random", "hardest", "easiest"]
 """All classes in turn, the first of the batch, random ones, those with the most training signal or with the least."""

@@ -55,8 +55,7 @@ def run(options: argparse.Namespace) -> None:
     from normgrad_lightning.cli.image_check import checks_of, with_check
     from normgrad_lightning.cli.image_maps import auto_layers_of, labels_for, maps_of
     from normgrad_lightning.cli.images import channels_of, load_images, normalised, pictures_of, saved_numbers
-    from normgrad_lightning.views.figure import with_heading
-    from normgrad_lightning.views.sheet import explanation_sheet
+    from normgrad_lightning.views.figure import explanation_sheet, with_heading
     from normgrad_lightning.views.style import Style
 
     module = load_trained(options.checkpoint, options.module, dict(options.arg), trusted=options.unsafe)

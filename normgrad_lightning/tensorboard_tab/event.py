@@ -236,14 +236,15 @@ def encode_event(
     """
     parts = Parts()
     sources = [one.source for one in images]
-    patches = sum(len(row) for one in classes for row in one.patches.values())
-    detail = _FEW if patches <= MANY else _MANY
+    patches = [patch for one in classes for row in one.patches.values() for patch in row]
+    detail = _FEW if len(patches) <= MANY else _MANY
+    items = _items(patches, detail, parts)
     header = {
         "step": step,
         "maps_step": maps_step,
         "images": [_images(one, parts) for one in images],
         "sets": [_set(one, sources, parts) for one in maps],
-        "classes": [_class(one, detail, parts) for one in classes],
+        "classes": [_class(one, items, detail, parts) for one in classes],
         "check": None if check is None else _check(check, parts),
     }
     return parts.encode(header)
@@ -275,8 +276,12 @@ def _set(one: Maps, sources: Sequence[str], parts: Parts) -> dict[str, Any]:
     }
 
 
-def _class(one: ClassView, detail: _Detail, parts: Parts) -> dict[str, Any]:
-    patches = [_patches(name, row, detail, parts) for name, row in one.patches.items() if row]
+def _class(one: ClassView, items: Mapping[int, Any], detail: _Detail, parts: Parts) -> dict[str, Any]:
+    patches = [
+        {"map": name, **_sprite(row, detail.crop, parts), "items": [items[id(patch)] for patch in row]}
+        for name, row in one.patches.items()
+        if row
+    ]
     atlas = [
         {
             "map": name,
@@ -309,55 +314,73 @@ def _known(value: Any) -> Any:
     return value
 
 
-def _patches(name: str, row: Sequence[Patch], detail: _Detail, parts: Parts) -> dict[str, Any]:
-    zoom = min(1.0, detail.crop / max(max(patch.crop.shape[:2]) for patch in row))
-    height, width = (max(1, round(zoom * max(patch.crop.shape[axis] for patch in row))) for axis in (0, 1))
-    items = [
-        {
+def _items(patches: Sequence[Patch], detail: _Detail, parts: Parts) -> dict[int, dict[str, Any]]:
+    """Return what is stored of each patch, by its `id`. What several share is encoded once."""
+    wholes = {id(patch.image): patch.image for patch in patches if patch.image is not None}
+    jpegs = {key: parts.add(jpeg(image, detail.whole, _QUALITY)) for key, image in wholes.items()}
+    maps = _each([patch.map for patch in patches], detail.cells, parts)
+    names = dict.fromkeys(name for patch in patches for name in patch.layers)
+    layers = {
+        name: _each([patch.layers.get(name) for patch in patches], detail.cells_of_layer, parts) for name in names
+    }
+    return {
+        id(patch): {
             "strength": float(f"{patch.strength:.4g}"),
             "step": patch.step,
             "box": [float(value) for value in patch.box],
-            "image": None if patch.image is None else parts.add(jpeg(patch.image, detail.whole, _QUALITY)),
-            "map": None if patch.map is None else parts.add_maps(coarse(patch.map[None], detail.cells)),
-            "layers": [
-                {"name": of, "maps": parts.add_maps(coarse(plane[None], detail.cells_of_layer))}
-                for of, plane in patch.layers.items()
-            ],
+            "image": jpegs.get(id(patch.image)),
+            "map": maps[number],
+            "layers": [{"name": name, "maps": layers[name][number]} for name in patch.layers],
         }
-        for patch in row
-    ]
-    sprite = parts.add(_sprite([patch.crop for patch in row], height, width))
-    return {
-        "map": name,
-        "tile": [height, width],
-        "sprite": sprite,
-        "items": items,
+        for number, patch in enumerate(patches)
     }
 
 
-def _sprite(crops: Sequence[Pixels], height: int, width: int) -> bytes:
+def _each(planes: Sequence[Floats | None], cells: int, parts: Parts) -> list[dict[str, Any] | None]:
+    """Return what refers to each of these maps `(h, w)`, if it is there. Those of one grid are stored in one go."""
+    by_grid: dict[tuple[int, ...], dict[int, Floats]] = {}
+    for number, plane in enumerate(planes):
+        if plane is not None:
+            by_grid.setdefault(plane.shape, {})[number] = plane
+    found: dict[int, dict[str, Any]] = {}
+    for of_grid in by_grid.values():
+        maps = np.stack(list(of_grid.values())).astype(np.float32)
+        found |= zip(of_grid, parts.add_each(coarse(maps, cells)), strict=True)
+    return [found.get(number) for number in range(len(planes))]
+
+
+def _sprite(row: Sequence[Patch], side: int, parts: Parts) -> dict[str, Any]:
     """Return one JPEG with all crops side by side, each from a multiple of 8 pixels on: none bleeds into another."""
+    zoom = min(1.0, side / max(max(patch.crop.shape[:2]) for patch in row))
+    height, width = (max(1, round(zoom * max(patch.crop.shape[axis] for patch in row))) for axis in (0, 1))
     pitch = width + -width % _BLOCK
-    sheet = np.zeros((height, pitch * len(crops), 3), np.uint8)
-    for number, crop in enumerate(crops):
-        pixels = crop[..., :3]
-        if pixels.shape[:2] != (height, width):
-            pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.HAMMING))
+    sheet = np.zeros((height, pitch * len(row), 4), np.uint8)
+    for number, patch in enumerate(row):
+        crop = patch.crop
+        if crop.shape[:2] != (height, width):
+            crop = np.asarray(_image(crop).resize((width, height), Image.Resampling.HAMMING))
         left = number * pitch
-        sheet[:, left : left + width] = pixels
-        sheet[:, left + width : left + pitch] = pixels[:, -1:]
-    return _encoded(Image.fromarray(sheet), 84, subsampling=0)
+        sheet[:, left : left + width, :3] = crop[..., :3]
+        sheet[:, left + width : left + pitch, :3] = crop[:, -1:, :3]
+    return {"tile": [height, width], "sprite": parts.add(_encoded(_image(sheet), 84, subsampling=0))}
 
 
 def jpeg(pixels: Pixels, side: int, quality_if_small: int = 92) -> bytes:
     """Return an image `(H, W, 3)` as JPEG; its longer side has at most this many pixels."""
-    image = Image.fromarray(np.ascontiguousarray(pixels[..., :3]))
+    image = _image(pixels)
     zoom = side / max(image.size)
     if zoom < 1.0:
         width, height = (max(1, round(length * zoom)) for length in image.size)
         image = image.resize((width, height), Image.Resampling.BOX if zoom < 0.5 else Image.Resampling.HAMMING)
     is_small = max(image.size) <= 64
     return _encoded(image, quality_if_small if is_small else _QUALITY, subsampling=0 if is_small else 2)
+
+
+def _image(pixels: Pixels) -> Image.Image:
+    """Return pixels `(H, W, 3)` as a picture of Pillow's; with an unused fourth channel, without a copy."""
+    if pixels.shape[2] == 4 and pixels.flags.c_contiguous:
+        return Image.frombuffer("RGBX", pixels.shape[1::-1], pixels, "raw", "RGBX", 0, 1)
+    return Image.fromarray(np.ascontiguousarray(pixels[..., :3]))
 
 
 def _encoded(image: Image.Image, quality: int, subsampling: int) -> bytes:
@@ -372,8 +395,12 @@ def coarse(maps: Floats, cells: int = FINEST) -> Floats:
     if block == 1:
         return maps
     for axis in (1, 2):
-        starts = np.arange(0, maps.shape[axis], block)
-        counts = np.diff([*starts, maps.shape[axis]])
-        shape = (1, -1, 1) if axis == 1 else (1, 1, -1)
-        maps = np.add.reduceat(maps, starts, axis=axis) / counts.reshape(shape)
+        before, count = (slice(None),) * axis, -(-maps.shape[axis] // block)
+        total = maps[(*before, slice(0, None, block))].copy()
+        for shift in range(1, min(block, maps.shape[axis])):
+            part = maps[(*before, slice(shift, None, block))]
+            total[(*before, slice(part.shape[axis]))] += part
+        lengths = np.full(count, block, maps.dtype)
+        lengths[-1] = maps.shape[axis] - block * (count - 1)
+        maps = total / lengths.reshape(-1, *(1,) * (2 - axis))
     return maps

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normgrad_lightning.tensorboard_tab.series import is_of_group, is_validation
 from normgrad_lightning.tensorboard_tab.stored import NAME, SUFFIX
 
 _EVENT_FILE = "tfevents"
 _SCALARS = "scalars.csv"
+_VALIDATION = re.compile(r"(^|[_/.-])(val|valid|validation)([_/.-]|$)", re.IGNORECASE)
 _BLOB_FILE = re.compile(r"step_([0-9]{1,18})\.tab")
 
 
@@ -160,3 +160,14 @@ def _read_files(folder: Path, run: Run) -> None:
             for row in csv.reader(file):
                 if len(row) == 3 and row[0].isdecimal():
                     run.scalars.setdefault(row[1], {})[int(row[0])] = float(row[2])
+
+
+def is_validation(tag: str) -> bool:
+    """Whether a curve is a metric of validation."""
+    return bool(_VALIDATION.search(tag))
+
+
+def is_of_group(tag: str, blobs: str) -> bool:
+    """Whether a curve comes from the callback that stored blobs under this tag."""
+    group = blobs.removesuffix(SUFFIX)
+    return tag.startswith((f"{group}/", f"{group}_layers/"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent / "page"
 
-_SCRIPTS = (
+SCRIPTS = (
     "decode.js",
     "dom.js",
     "colours.js",
@@ -26,10 +26,8 @@ _SCRIPTS = (
 """Each after those that it imports."""
 
 PAGE_FILES = {
-    **dict.fromkeys(_SCRIPTS, "text/javascript"),
+    **dict.fromkeys(SCRIPTS, "text/javascript"),
     "entry.js": "text/javascript",
     "style.css": "text/css",
 }
 """Every file with its type."""
-
-SCRIPTS = _SCRIPTS

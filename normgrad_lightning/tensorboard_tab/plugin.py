@@ -14,8 +14,8 @@ from tensorboard.plugins import base_plugin  # type: ignore[import-untyped]
 from werkzeug import wrappers
 
 from normgrad_lightning.tensorboard_tab.loader import SAMPLES
+from normgrad_lightning.tensorboard_tab.logs import is_of_group, is_validation
 from normgrad_lightning.tensorboard_tab.page_files import PAGE, PAGE_FILES
-from normgrad_lightning.tensorboard_tab.series import is_of_group, is_validation
 from normgrad_lightning.tensorboard_tab.stored import NAME, SUFFIX, Problem, decode
 
 _POINTS = 1000  # of a curve

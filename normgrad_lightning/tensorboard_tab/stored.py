@@ -81,15 +81,16 @@ class Parts:
 
     def add_maps(self, maps: npt.NDArray[Any]) -> dict[str, Any]:
         """Add maps `(N, H, W)` and return what refers to them. Values that are not finite become 0."""
-        values = np.asarray(maps, np.float32)
-        values = np.where(np.isfinite(values), values, np.float32(0))
-        largest = np.abs(values).max(axis=(1, 2), initial=0.0)
-        half = (values / _per_map(np.where(largest > 0, largest, 1))).astype("<f2")
-        return {
-            "part": self.add(half.tobytes()),
-            "shape": list(values.shape),
-            "max": [_rounded(value) for value in largest],
-        }
+        half, largest = _packed(maps)
+        return {"part": self.add(half.tobytes()), "shape": list(half.shape), "max": largest}
+
+    def add_each(self, maps: npt.NDArray[Any]) -> list[dict[str, Any]]:
+        """Add maps `(N, H, W)` as a part each, and return what refers to each, as to one of `(1, H, W)`."""
+        half, largest = _packed(maps)
+        return [
+            {"part": self.add(one.tobytes()), "shape": [1, *one.shape], "max": [value]}
+            for one, value in zip(half, largest, strict=True)
+        ]
 
     def encode(self, header: Mapping[str, Any]) -> bytes:
         """Return the blob."""
@@ -100,9 +101,14 @@ class Parts:
         return b"".join([_START.pack(MAGIC, VERSION, len(text)), text, *padded])
 
 
-def _rounded(value: float) -> float:
-    """Return a value with as many digits as float32 has: it is text in the header."""
-    return float(f"{value:.7g}")
+def _packed(maps: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float16], list[float]]:
+    """Return maps divided by their largest magnitudes, and these, with as many digits as float32 has."""
+    values = np.asarray(maps, np.float32)
+    finite = np.isfinite(values)
+    values = values if finite.all() else np.where(finite, values, np.float32(0))
+    largest = np.abs(values).max(axis=(1, 2), initial=0.0)
+    half = (values / _per_map(np.where(largest > 0, largest, 1))).astype("<f2")
+    return half, [float(f"{value:.7g}") for value in largest]
 
 
 def decode(data: bytes) -> Content | Problem:

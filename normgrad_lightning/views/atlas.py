@@ -12,21 +12,20 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.class_signal import TAGGED, only
-from normgrad_lightning.views.colours import SIGNED_COLORMAP, colours_of
 from normgrad_lightning.views.drawing import Pixels, in_steps, jpeg, plane
 from normgrad_lightning.views.lettering import length_of, line_height, write
 from normgrad_lightning.views.pooled_batch import PooledBatch, resized
 from normgrad_lightning.views.resampling import Floats, smoothed
 from normgrad_lightning.views.statistics import lifts
-from normgrad_lightning.views.style import Style
+from normgrad_lightning.views.style import SIGNED_COLORMAP, Style, colours_of
 from normgrad_lightning.views.table import Table
 from normgrad_lightning.views.tag_namer import COMBINED, TagNamer, of_map
-from normgrad_lightning.views.typical import per_map_mean
 
 LIMITS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 """Where scales of mean maps (from 0) and of lifts (from one over it) may end; what is above has the same colour."""
@@ -37,9 +36,14 @@ _LONGEST = 12  # letters of a class
 
 
 class Atlas:
-    """Adds up the maps of each class. At each event, the sums are halved."""
+    """Adds up the maps of each class. At each event, the sums are halved.
+
+    Attributes:
+        shown: the mean map of each class and its lift at the last event, by map.
+    """
 
     def __init__(self) -> None:
+        self.shown: dict[str, tuple[dict[int, Floats], dict[int, Floats]]] = {}
         self._sums: dict[str, dict[int, Floats]] = {}
         self._counts: dict[int, float] = {}
         self._namer: TagNamer | None = None
@@ -48,15 +52,15 @@ class Atlas:
 
     def add(self, batch: PooledBatch, style: Style, signal: Mapping[int, float]) -> None:
         """Add the maps of a batch."""
-        labels = np.asarray(batch.labels)
+        labels, starts, counts = np.unique(np.sort(batch.labels), return_index=True, return_counts=True)
+        by_label = np.argsort(batch.labels, kind="stable")
         self._fit_to(next(iter(batch.focus.values())).shape[1:] if batch.focus else None)
-        for name, maps in batch.focus.items():
-            sums, even = self._sums.setdefault(name, {}), per_map_mean(maps)
-            for label in np.unique(labels).tolist():
-                total = even[labels == label].sum(axis=0).astype(np.float32)
+        for name, even in batch.even_focus.items():
+            sums, totals = self._sums.setdefault(name, {}), np.add.reduceat(even[by_label], starts, axis=0)
+            for label, total in zip(labels.tolist(), totals.astype(np.float32), strict=True):
                 sums[label] = sums[label] + total if label in sums else total
-        for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
-            self._counts[int(label)] = self._counts.get(int(label), 0.0) + float(count)
+        for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
+            self._counts[label] = self._counts.get(label, 0.0) + count
         self._counts = only(self._counts, signal)
         self._sums = {name: only(sums, self._counts) for name, sums in self._sums.items()}
         self._namer, self._aspect = batch.namer, _aspect(batch)
@@ -74,11 +78,6 @@ class Atlas:
             if sums
         }
 
-    @property
-    def names(self) -> list[str]:
-        """The maps that it is made of."""
-        return list(self._sums)
-
     def lifts(self, name: str) -> tuple[dict[int, Floats], dict[int, Floats]]:
         """Return the mean map of each class, and its lift over the other classes."""
         sums = self._sums[name]
@@ -93,8 +92,8 @@ class Atlas:
         if namer is None:
             return None
         pictures, scalars = [], {}
-        for name in self._sums:
-            means, lift_of = self.lifts(name)
+        self.shown = {name: self.lifts(name) for name in self._sums}
+        for name, (means, lift_of) in self.shown.items():
             seen = [label for label in shown if label in lift_of]
             pixels = self._drawn(name, means, lift_of, seen, style, namer)
             pictures.append(Picture(namer.picture_tag("atlas", name), jpeg(pixels), *pixels.shape[:2]))
@@ -129,18 +128,18 @@ class Atlas:
         heads = ["mean map", *([] if alone else ["lift"]), *([] if alone or not first else ["first lift"])]
         height, width = _tile_size(self._aspect)
         table = Table((height, width), len(heads), captions, title, heads=heads, across=min(2, len(captions)))
-        lifts_shown = [
-            lift for label in shown for lift in (lift_of[label], *([first[label]] if label in first else []))
-        ]
+        columns = [] if alone else [lift_of, {label: first[label] for label in shown if label in first}]
+        lifts_shown = [[of[label] for label in shown if label in of] for of in columns]
         brightest = _limit([means[label].max() for label in shown])
-        largest = _limit([max(lift.max(), 1 / lift.min()) for lift in lifts_shown])
-        for block, label in enumerate(shown):
-            table.put(block, 0, _coloured(means[label] / brightest, height, width, style.colormap))
-            for column, lift in enumerate(
-                [] if alone else [lift_of[label], *([first[label]] if label in first else [])], 1
-            ):
-                scaled = 0.5 + np.log(lift.astype(np.float64)) / (2 * math.log(largest))
-                table.put(block, column, _coloured(scaled, height, width, SIGNED_COLORMAP))
+        largest = _limit([max(lift.max(), 1 / lift.min()) for of in lifts_shown for lift in of])
+        brightness = _coloured([means[label] / brightest for label in shown], height, width, style.colormap)
+        for block, tile in enumerate(brightness):
+            table.put(block, 0, tile)
+        for column, (of, values) in enumerate(zip(columns, lifts_shown, strict=True), 1):
+            scaled = [0.5 + np.log(lift.astype(np.float64)) / (2 * math.log(largest)) for lift in values]
+            blocks = [block for block, label in enumerate(shown) if label in of]
+            for block, tile in zip(blocks, _coloured(scaled, height, width, SIGNED_COLORMAP), strict=True):
+                table.put(block, column, tile)
         bars = [("mean map: 0", f"{brightest:g} times its mean", style.colormap)]
         if not alone:
             bars.append((f"lift: 1/{largest:g}", f"{largest:g} times", SIGNED_COLORMAP))
@@ -185,17 +184,22 @@ def _tile_size(aspect: float) -> tuple[int, int]:
     return max(1, round(_TILE / max(aspect, 1.0))), max(1, round(_TILE * min(aspect, 1.0)))
 
 
-def _coloured(values: Floats, height: int, width: int, colormap: str) -> Pixels:
-    """Return values `(*S)` from 0 to 1 in colours, interpolated before."""
-    pixels: Pixels = _palette(colormap)[in_steps(plane(values[None].clip(0.0, 1.0)), height, width)[0]]
-    return pixels
+def _coloured(maps: Sequence[Floats], height: int, width: int, colormap: str) -> list[Pixels]:
+    """Return maps `(*S)` from 0 to 1 in colours, interpolated before; all at once if they are of one grid."""
+    if len({values.shape for values in maps}) > 1:
+        return [pixels for values in maps for pixels in _coloured([values], height, width, colormap)]
+    if not maps:
+        return []
+    steps = in_steps(plane(np.stack(maps).astype(np.float32).clip(0.0, 1.0)), height, width)
+    return list(_palette(colormap).take(steps).view(np.uint8).reshape(*steps.shape, 4))
 
 
 @lru_cache(maxsize=8)
-def _palette(colormap: str) -> Pixels:
+def _palette(colormap: str) -> npt.NDArray[np.uint32]:
+    """Return the 256 colours, the four bytes of each as one number."""
     colours = np.zeros((256, 4), np.uint8)
     colours[:, :3] = 255.0 * colours_of(colormap) + 0.5
-    return colours
+    return colours.view(np.uint32).reshape(-1)
 
 
 def _bar(low: str, high: str, colormap: str, table: Table) -> Pixels:
@@ -207,6 +211,6 @@ def _bar(low: str, high: str, colormap: str, table: Table) -> Pixels:
     write(pixels, low, size, (2, 2), 64)
     if right > left:
         shades = np.linspace(0, 255, right - left).astype(np.uint8)
-        pixels[5 : line - 1, left:right] = _palette(colormap)[shades]
+        pixels[5 : line - 1, left:right] = _palette(colormap)[shades].view(np.uint8).reshape(-1, 4)
     write(pixels, high, size, (2, max(right + 6, 0)), 64)
     return pixels

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from normgrad_lightning.tensorboard_tab.event import coarse
 from normgrad_lightning.views.drawing import Pixels, display_image, plane, tile_of
 from normgrad_lightning.views.resampling import Floats
 from normgrad_lightning.views.scales import finite_range
@@ -82,16 +82,19 @@ class ImageCutter:
     def __init__(self, images: Tensor, style: Style) -> None:
         self._images, self._style = images, style
         self._wholes: dict[tuple[int, ...], Pixels] = {}
+        self._fingerprints: dict[int, float] = {}
         self.size = images.shape[2:]
 
-    @cached_property
-    def fingerprints(self) -> list[float]:
-        """A number for each image by which it is recognised: the sum of every third of its values."""
-        some = self._images.flatten(1)[:, ::3].contiguous()  # side by side in memory: much faster to go through
-        sums: list[float] = some.sum(1, dtype=torch.float64).tolist()
-        if not all(map(math.isfinite, sums)):
-            sums = some.double().nan_to_num(0.0, 0.0, 0.0).sum(1).tolist()
-        return sums
+    def fingerprint(self, number: int) -> float:
+        """Return a number by which an image is recognised: the sum of every third of its values."""
+        if number not in self._fingerprints:
+            first, last = (number, number + 1) if self._images.is_cpu else (0, len(self._images))  # one wait for all
+            some = self._images[first:last].flatten(1)[:, ::3].contiguous()  # much faster to go through
+            sums = some.sum(1, dtype=torch.float64).tolist()
+            if not all(map(math.isfinite, sums)):
+                sums = some.double().nan_to_num(0.0, 0.0, 0.0).sum(1).tolist()
+            self._fingerprints |= zip(range(first, last), sums, strict=True)
+        return self._fingerprints[number]
 
     def cut(self, crops: Mapping[int, Crop]) -> None:
         """Give these crops of images their pixels, and those of their whole images."""
@@ -108,7 +111,7 @@ class ImageCutter:
                 slice(start, start + length) for start, length in zip(box.starts[-2:], box.lengths[-2:], strict=True)
             )
             if key not in self._wholes:
-                self._wholes[key] = display_image(_pooled(values), *colours)
+                self._wholes[key] = display_image(coarse(plane(values), _WHOLE), *colours)
             crops[number].whole = whole = self._wholes[key]
             is_as_large = whole.shape[:2] == values.shape[1:]
             part = whole[where] if is_as_large else display_image(values[(slice(None), *where)], *colours)
@@ -125,20 +128,9 @@ class ImageCutter:
 
 def fingerprints(images: Tensor) -> list[float]:
     """Return a number for each image `(N, C, *S)`: that of its crops."""
-    return ImageCutter(images, Style()).fingerprints
-
-
-def _pooled(values: Floats) -> Floats:
-    """Return an image `(C, *S)` as means over squares of pixels, with at most 160 of them a side."""
-    planes: Floats = plane(values)
-    longest = -(-max(planes.shape[1:]) // _WHOLE)
-    for axis in (1, 2) if longest > 1 else ():
-        step = min(longest, planes.shape[axis])
-        end = planes.shape[axis] // step * step
-        planes = sum(planes[(slice(None),) * axis + (slice(start, end, step),)] for start in range(step)) / step
-    return planes
+    return list(map(ImageCutter(images, Style()).fingerprint, range(len(images))))
 
 
 def shrunk_picture(pixels: Pixels, longest: int) -> Pixels:
     """Return a copy of the picture, smaller if it is large."""
-    return tile_of(pixels.copy(), min(max(pixels.shape[:2]), longest)).copy()
+    return tile_of(pixels.copy(), min(max(pixels.shape[:2]), longest))

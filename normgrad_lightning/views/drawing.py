@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from normgrad_lightning.views.colours import colours_of
 from normgrad_lightning.views.lettering import length_of, line_height, write
 from normgrad_lightning.views.resampling import Floats, resized, shrunk
 from normgrad_lightning.views.scales import scale_maps, unit, wide
-from normgrad_lightning.views.style import Statistic, Style
+from normgrad_lightning.views.style import Statistic, Style, colours_of
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """Red, green, blue and an unused byte, `(H, W, 4)`: the layout that encoders are fastest with."""
@@ -76,7 +75,12 @@ def display_image(image: npt.NDArray[Any], mean: Statistic = None, std: Statisti
         scale = _per_channel("std", 1.0 if std is None else std, len(values))
         shift = _per_channel("mean", 0.0 if mean is None else mean, len(values))
         good = np.isfinite(values)
-        picture = (np.where(good, values, np.zeros_like(values)) * scale + shift).clip(0.0, 1.0) * good
+        all_good = bool(good.all())
+        picture = (values if all_good else np.where(good, values, np.zeros_like(values))) * scale
+        picture += shift
+        picture.clip(0.0, 1.0, out=picture)
+        if not all_good:
+            picture[~good] = 0.0
     if len(picture) != 3:
         picture = picture.mean(axis=0, keepdims=True).repeat(3, axis=0)
     pixels = np.zeros((*picture.shape[1:], 4), dtype=np.uint8)

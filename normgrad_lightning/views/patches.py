@@ -10,19 +10,21 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from normgrad_lightning.functional import combine
 from normgrad_lightning.maps import MapSet
+from normgrad_lightning.maths.spacing import evenly_spaced
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.class_signal import ROWS, only, strongest
 from normgrad_lightning.views.crops import Crop, ImageCutter, box_around, shrunk_picture
 from normgrad_lightning.views.drawing import Pixels, jpeg, plane, tile_of
-from normgrad_lightning.views.pooled_batch import PooledBatch, resized
+from normgrad_lightning.views.pooled_batch import PooledBatch
 from normgrad_lightning.views.resampling import Floats, smoothed
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.views.table import Table
@@ -47,6 +49,17 @@ class Peak(NamedTuple):
     place: tuple[float, ...]
 
 
+@dataclass(eq=False)
+class _FirstCrop:
+    """A crop of a class's first event: as a checkpoint has it, and as it is drawn at each event."""
+
+    pixels: Pixels
+
+    @cached_property
+    def tile(self) -> Pixels:
+        return tile_of(self.pixels, _TILE)
+
+
 class Patches:
     """Collects the crops of the images since the last event.
 
@@ -61,7 +74,7 @@ class Patches:
         self._seen: Counter[int] = Counter()
         self._namer: TagNamer | None = None
         self.typical = TypicalMaps()
-        self._first: dict[str, dict[int, list[Pixels]]] = {}
+        self._first: dict[str, dict[int, list[_FirstCrop]]] = {}
 
     def add(self, batch: PooledBatch, style: Style, signal: Mapping[int, float]) -> None:
         """Take the images of a batch whose strongest place stands out most."""
@@ -69,38 +82,34 @@ class Patches:
             return
         images, classes = ImageCutter(batch.images, style), strongest(signal, _CLASSES)
         most = min(PER_CLASS, max(_CROPS // max(len(classes), 1), 6))
+        names = list(batch.layers)
+        layers = [names[index] for index in evenly_spaced(len(names), _LAYERS)]
         for name, maps in self._own(batch).items():
-            crops = {label: list(row) for label, row in only(self._crops.get(name, {}), classes).items()}
+            crops = {label: row[:most] for label, row in only(self._crops.get(name, {}), classes).items()}
             found, offered = peaks(maps, images.size), {}
             for number in sorted(range(len(found)), key=lambda number: -found[number].ratio):
                 (ratio, place), label = found[number], batch.labels[number]
-                if label in classes:
-                    box, fingerprint = box_around(place, images.size), images.fingerprints[number]
+                if label in classes and _may_enter(row := crops.setdefault(label, []), ratio, most):
+                    box, fingerprint = box_around(place, images.size), images.fingerprint(number)
                     offered[number] = Crop(ratio, fingerprint, batch.namer.step, box, tuple(images.size))
-                    _offer(crops.setdefault(label, []), offered[number], most)
+                    _offer(row, offered[number], most)
             taken = {number: crop for number, crop in offered.items() if crop in crops[batch.labels[number]]}
             images.cut(taken)
-            numbers = list(taken)
-            focus = _even(batch.focus[name][numbers])
-            layers = {of: _even(batch.layers[of][numbers]) for of in _some(list(batch.layers))}
-            for row, number in enumerate(numbers):
-                place, crop = found[number].place, taken[number]
-                crop.map = _flat(focus[row], place)
-                crop.layers = {of: _flat(maps[row], place) for of, maps in layers.items()}
-            self._crops[name] = {label: row[:most] for label, row in crops.items()}
+            for number, crop in taken.items():
+                place = found[number].place
+                crop.map = _flat(batch.even_focus[name][number], place)
+                crop.layers = {of: _flat(batch.even_layers[of][number], place) for of in layers}
+            self._crops[name] = crops
         self._seen.update(batch.labels)
         self._namer = batch.namer
 
     def _own(self, batch: PooledBatch) -> dict[str, Floats]:
         """Return the batch's combined map and that of its last layer without what is typical."""
-        own = {}
-        for layer, maps in batch.layers.items():
-            self.typical.add(layer, maps)
-            own[layer] = torch.from_numpy(self.typical.removed(layer, maps))
-        grids = {name: maps.shape[1:] for name, maps in batch.focus.items()}
+        for layer, even in batch.even_layers.items():
+            self.typical.add(layer, even)
         return {
-            name: (combine(own, grid) if name == COMBINED else resized(own[name], grid)).numpy()
-            for name, grid in grids.items()
+            name: maps / self.typical.usual(batch.layers if name == COMBINED else [name], maps.shape[1:])
+            for name, maps in batch.focus.items()
         }
 
     def crops(self, name: str, label: int) -> list[Crop]:
@@ -150,19 +159,20 @@ class Patches:
             split=across if first else None,
         )
         for block, label in enumerate(rows):
-            early = [tile_of(pixels, _TILE) for pixels in first.get(label, [])]
+            early = [crop.tile for crop in first.get(label, [])]
             for column in range(across):
                 table.put(block, column, _stacked(tiles[label][column::across], height, width))
             for column in range(len(heads) - across):
                 table.put(block, across + column, _stacked(early[column::_ACROSS_FIRST][:down], height, width))
             if label not in first and len(first) < ROWS:
-                first[label] = [shrunk_picture(crop.pixels, _FIRST_TILE) for crop in rows[label][: 3 * _ACROSS_FIRST]]
+                crops = rows[label][: 3 * _ACROSS_FIRST]
+                first[label] = [_FirstCrop(shrunk_picture(crop.pixels, _FIRST_TILE)) for crop in crops]
         return table.picture
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run compares with: six small crops of each of twelve classes, at most 1.8 MB."""
         first = {
-            name: {label: [torch.from_numpy(crop[..., :3].copy()) for crop in crops] for label, crops in of.items()}
+            name: {label: [torch.tensor(crop.pixels[..., :3]) for crop in crops] for label, crops in of.items()}
             for name, of in self._first.items()
         }
         return {"first_patches": first, "typical_maps": self.typical.state_dict()}
@@ -171,11 +181,17 @@ class Patches:
         """Continue from a checkpoint."""
         self._first = {
             name: {
-                label: [np.pad(crop.numpy(), ((0, 0), (0, 0), (0, 1))) for crop in crops] for label, crops in of.items()
+                label: [_FirstCrop(np.pad(crop, ((0, 0), (0, 0), (0, 1)))) for crop in crops]
+                for label, crops in of.items()
             }
             for name, of in state.get("first_patches", {}).items()
         }
         self.typical.load_state_dict(state.get("typical_maps", {}))
+
+
+def _may_enter(crops: Sequence[Crop], ratio: float, most: int) -> bool:
+    """Return whether a crop may be among the best."""
+    return len(crops) < most or ratio > crops[-1].ratio
 
 
 def _offer(crops: list[Crop], crop: Crop, most: int) -> None:
@@ -189,24 +205,11 @@ def _offer(crops: list[Crop], crop: Crop, most: int) -> None:
     del crops[most:]
 
 
-def _some(layers: Sequence[str]) -> list[str]:
-    """Return the names of a few layers, at even distances, with the last one."""
-    stride = -(-len(layers) // _LAYERS)
-    return list(layers[::-1][::stride][::-1])
-
-
-def _even(maps: Floats) -> npt.NDArray[np.float16]:
-    """Return maps `(N, *S)`, each divided by its mean."""
-    mean = maps.mean(axis=tuple(range(1, maps.ndim)), keepdims=True)
-    even: npt.NDArray[np.float16] = (maps / np.maximum(mean, 1e-30)).astype(np.float16)
-    return even
-
-
-def _flat(values: npt.NDArray[np.float16], place: Sequence[float]) -> npt.NDArray[np.float16]:
+def _flat(values: Floats, place: Sequence[float]) -> npt.NDArray[np.float16]:
     """Return a copy of a map `(*S)` as `(h, w)`; of a volume, of the slice with a place."""
     if values.ndim == 3:
         values = values[min(int(place[0] * len(values)), len(values) - 1)]
-    flat: npt.NDArray[np.float16] = plane(values[None])[0].copy()
+    flat: npt.NDArray[np.float16] = plane(values[None])[0].astype(np.float16)
     return flat
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from normgrad_lightning.maps import MapSet, numbered_tags
 from normgrad_lightning.maths.signal import signal
 from normgrad_lightning.views.resampling import Floats
 from normgrad_lightning.views.tag_namer import ALL, COMBINED, UNLABELLED, TagNamer
+from normgrad_lightning.views.typical import per_map_mean
 
 _CELLS = {1: 256, 2: 28 * 28, 3: 14 * 14 * 14}
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
@@ -53,6 +55,16 @@ class PooledBatch:
     shares: Sequence[float]
     images: Tensor | None
     masks: Mapping[str, Floats]
+
+    @cached_property
+    def even_layers(self) -> dict[str, Floats]:
+        """The maps of each layer, each divided by its own mean."""
+        return {name: per_map_mean(maps) for name, maps in self.layers.items()}
+
+    @cached_property
+    def even_focus(self) -> dict[str, Floats]:
+        """The same of the focus."""
+        return {name: per_map_mean(maps) for name, maps in self.focus.items()}
 
 
 def pooled(batch: MapSet) -> MapSet:

@@ -11,12 +11,11 @@ from typing import Any
 
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
-from normgrad_lightning.views.catalogue import VIEWS, collects
+from normgrad_lightning.views.catalogue import VIEWS, ViewFlags, collects
 from normgrad_lightning.views.class_signal import ClassSignal, IdDetector
 from normgrad_lightning.views.crops import Crop
 from normgrad_lightning.views.pooled_batch import Guard, pooled_batch
 from normgrad_lightning.views.style import Style
-from normgrad_lightning.views.view_flags import ViewFlags
 
 
 class RunViews:
@@ -55,25 +54,25 @@ class RunViews:
         self, map_sets: Sequence[MapSet], style: Style, flags: ViewFlags, guard: Guard = nullcontext
     ) -> list[Page]:
         """Return what the views make of an event, a page for each that has something to show."""
-        pages = []
+        pages: list[Page] = []
         for name, chosen in flags.chosen.items():
             with guard(f"drawing {name}"):
                 view = self._of_run(chosen)
                 draws = partial(view.page, shown=self._signal.shown) if hasattr(view, "page") else view
-                pages += _checked(draws(_unspoilt(map_sets, chosen), style))
+                pages += _checked(draws(_unspoilt(map_sets, chosen), style), pages)
         self._signal.halve()
         return pages
 
     def last_pages(self, style: Style, flags: ViewFlags, guard: Guard = nullcontext) -> list[Page]:
         """Return what is shown at the end of training, or where it breaks off: also what was collected last."""
-        pages = []
+        pages: list[Page] = []
         for name, chosen in flags.chosen.items():
             with guard(f"making the {name}"):
                 view = self._of_run(chosen)
                 if hasattr(view, "last_page"):
-                    pages += _checked(view.last_page(style))
+                    pages += _checked(view.last_page(style), pages)
                 elif collects(view):
-                    pages += _checked(view.page([], style, self._signal.shown))
+                    pages += _checked(view.page([], style, self._signal.shown), pages)
         return pages
 
     def _of_run(self, view: Any) -> Any:
@@ -102,8 +101,13 @@ def _unspoilt(seen: Any, view: Any) -> Any:
     return seen if view in VIEWS.values() else deepcopy(seen)
 
 
-def _checked(page: Any) -> list[Page]:
-    """Return the page of a view, if there is one; a view may be somebody else's."""
-    if page is not None and not isinstance(page, Page):
+def _checked(page: Any, before: Sequence[Page]) -> list[Page]:
+    """Return the page of a view, if there is one. A view may be somebody else's: it costs only its own page."""
+    if page is None:
+        return []
+    if not isinstance(page, Page):
         raise TypeError(f"Expected a `Page` or None from a view, but got a {type(page).__name__}.")
-    return [] if page is None else [page]
+    taken = {tag for one in before for tag in one.tags}.intersection(page.tags)
+    if taken:
+        raise ValueError(f"`page`: expected tags that no other view has, but got {min(taken)!r}.")
+    return [page]

@@ -211,8 +211,7 @@ def _layer(name: str, one: MapSet, typical: Mapping[str, Floats]) -> event.Layer
 def _atlas(atlas: Atlas, label: int) -> dict[str, event.Atlas]:
     """Return where a class is learned, by map."""
     found: dict[str, Any] = {}
-    for name in atlas.names:
-        means, lifts = atlas.lifts(name)
+    for name, (means, lifts) in atlas.shown.items():
         if label not in means:
             continue
         mean = plane(means[label][None])[0]

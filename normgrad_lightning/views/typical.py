@@ -6,12 +6,13 @@ and tells nothing about an image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from normgrad_lightning.functional import combine
 from normgrad_lightning.views.drawing import plane
 from normgrad_lightning.views.resampling import Floats
 
@@ -26,19 +27,6 @@ def per_map_mean(maps: Floats) -> Floats:
     return even
 
 
-def without_typical(maps: Floats, typical: Floats) -> Floats:
-    """Return what is each image's own of the maps of a layer, `(N, *S)`.
-
-        m_n~ = (m_n / mean(m_n)) / (t + 0.1 mean(t))
-
-    Args:
-        maps: `(N, *S)`, the maps m.
-        typical: `(*S)`, the mean t of such maps over many images, each divided by its own mean first.
-    """
-    own: Floats = per_map_mean(maps) / (typical + _FLOOR * typical.mean())
-    return own
-
-
 class TypicalMaps:
     """Running mean of each layer's maps, each divided by its own mean.
 
@@ -49,13 +37,13 @@ class TypicalMaps:
         self._sums: dict[str, Floats] = {}
         self._counts: dict[str, float] = {}
 
-    def add(self, layer: str, maps: Floats) -> None:
-        """Add the maps `(N, *S)` of a layer. On another grid than before, its mean starts again."""
-        total = per_map_mean(maps).sum(axis=0, dtype=np.float64).astype(np.float32)
+    def add(self, layer: str, even: Floats) -> None:
+        """Add the maps `(N, *S)` of a layer, `per_map_mean`. On another grid than before, its mean starts again."""
+        total = even.sum(axis=0, dtype=np.float64).astype(np.float32)
         before = self._sums.get(layer)
         goes_on = before is not None and before.shape == total.shape
         self._sums[layer] = before + total if before is not None and goes_on else total
-        self._counts[layer] = len(maps) + (self._counts[layer] if goes_on else 0.0)
+        self._counts[layer] = len(even) + (self._counts[layer] if goes_on else 0.0)
 
     def of(self, layer: str) -> Floats:
         """Return the typical map of a layer, `(*S)`."""
@@ -66,10 +54,16 @@ class TypicalMaps:
         """Return the typical map `(h, w)` of each layer, as it is drawn."""
         return {layer: plane(self.of(layer)[None])[0] for layer in self._sums}
 
-    def removed(self, layer: str, maps: Floats) -> Floats:
-        """Return maps `(N, *S)` of a layer without its typical map, or per mean if they are on another grid."""
-        known = layer in self._sums and self._sums[layer].shape == maps.shape[1:]
-        return without_typical(maps, self.of(layer)) if known else per_map_mean(maps)
+    def usual(self, layers: Iterable[str], grid: Sequence[int]) -> Floats:
+        """Return what maps of these layers combined are divided by, `(1, *grid)`, so that each image's own is left.
+
+            m_n~ = m_n / combine_l( t_l + 0.1 mean(t_l) )
+
+        with t_l the typical map of a layer.
+        """
+        typical = [torch.from_numpy(self.of(layer))[None] for layer in layers]
+        combined: Floats = combine([t + _FLOOR * t.mean() for t in typical], grid).numpy()
+        return combined
 
     def halve(self) -> None:
         """Let what was added so far count half from now on."""

@@ -23,9 +23,9 @@ from normgrad_lightning.cli.command import main
 from normgrad_lightning.cli.explain import RAW
 from normgrad_lightning.cli.images import load_images, pictures_of
 from normgrad_lightning.maps import KINDS
-from normgrad_lightning.views.colours import SIGNED_COLORMAP
 from normgrad_lightning.views.drawing import input_tiles, overlay
 from normgrad_lightning.views.scales import scale_maps
+from normgrad_lightning.views.style import SIGNED_COLORMAP
 
 # ---------------------------------------------------------------- a user's script, checkpoint and pictures
 

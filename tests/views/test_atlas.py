@@ -15,9 +15,9 @@ from normgrad_lightning.maps import KINDS, MapSet
 from normgrad_lightning.views import atlas, table
 from normgrad_lightning.views.atlas import LIMITS, Atlas
 from normgrad_lightning.views.class_signal import MOST, ROWS, ClassSignal
-from normgrad_lightning.views.colours import colours_of
 from normgrad_lightning.views.resampling import smoothed
 from normgrad_lightning.views.statistics import lifts
+from normgrad_lightning.views.style import colours_of
 
 SIGNAL = {label: 1.0 for label in range(-2, 40)}
 CORNER = (0.1, 0.9)

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from normgrad_lightning.views.colours import SIGNED_COLORMAP, check_colormap
 from normgrad_lightning.views.drawing import Sheet, display_image, greys_of, input_tiles, jpeg, overlay, overlays
 from normgrad_lightning.views.scales import scale_maps
-from normgrad_lightning.views.style import Scale, Style
+from normgrad_lightning.views.style import SIGNED_COLORMAP, Scale, Style, check_colormap
 
 RNG = np.random.default_rng(0)
 SCALES = get_args(Scale)

@@ -1,20 +1,22 @@
 """From map sets to a page, and from a page to the logger: views of the package, and one that a user brings."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from twice import Lit, train, watching
 
 from normgrad_lightning.maps import KINDS, MapSet
-from normgrad_lightning.page import Page
+from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.step.messages import Messenger
+from normgrad_lightning.views.catalogue import ViewFlags
 from normgrad_lightning.views.drawing import Sheet, input_tiles, jpeg
 from normgrad_lightning.views.panels import panels
 from normgrad_lightning.views.run_views import RunViews
 from normgrad_lightning.views.style import Style
-from normgrad_lightning.views.view_flags import ViewFlags
 
 
 def map_set(kind="order0", layers=("a", "b"), **options):
@@ -88,6 +90,61 @@ def test_a_view_that_fails_is_named_and_the_others_go_on(tmp_path):
     logged = {event.step: event.value for event in events.Scalars(tag)}
     assert logged == pytest.approx({step: float(m["net.stage3"].max()) for step, m in run.history.maps.items()})
     assert "normgrad_order0/02_net.stage3" in events.Tags()["images"]
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (lambda at: Page(at, pictures=[Picture("a", np.zeros((8, 8, 3)), 8, 8)]), "`pictures`: expected encoded"),
+        (lambda at: Page(at, films={"a": "film.webp"}), "`films`: expected encoded"),
+        (lambda at: Page(at, scalars={"a": np.zeros(3)}), "drawing odd"),
+        (lambda at: Page(at, scalars={"a": "high"}), "'high'"),
+        (
+            lambda at: Page(at, scalars={"normgrad_order0/02_b": 1.0}),
+            "no other view has, but got 'normgrad_order0/02_b'",
+        ),
+        (lambda at: Page(None, scalars={"a": 1.0}), "'NoneType'"),
+    ],
+    ids=["pixels", "a path", "three numbers", "text", "a tag that is taken", "no step"],
+)
+def test_a_page_that_is_wrong_costs_no_other_view_its_page(page, told):
+    def odd(map_sets, style):
+        return page(map_sets[0].step)
+
+    with pytest.warns(UserWarning, match="failed while drawing odd") as caught:
+        pages = pages_of([map_set()], Style(), "panels", odd, brightest, guard=Messenger("warn").guard)
+    assert [told in str(warning.message) for warning in caught] == [True]
+    assert [len(one.tags) for one in pages] == [2, 2]
+
+
+def test_a_page_takes_numbers_and_maps_of_torch():
+    maps = torch.rand(2, 3, 4)
+    page = Page(0, scalars={"a": maps[0, 0, 0]}, maps={"b": maps})
+    assert type(page.scalars["a"]) is float
+    assert page.scalars["a"] == float(maps[0, 0, 0])
+    assert np.array_equal(page.maps["b"], maps.numpy())
+
+
+class Counted:
+    """A view with an argument, given as an object."""
+
+    def __init__(self, tag):
+        self.tag, self.images = tag, 0
+
+    def add(self, batch, style, signal):
+        self.images += len(batch.labels)
+
+    def page(self, map_sets, style, shown):
+        return Page(map_sets[0].step, scalars={self.tag: self.images}) if map_sets else None
+
+
+def test_an_object_is_a_view():
+    one, views = map_set(), RunViews()
+    one = replace(one, labels=[0, 1], sums={layer: m.sum((1, 2)) for layer, m in one.maps.items()})
+    flags = ViewFlags(views=["panels", Counted("images")])
+    views.add(one, Style(), flags)
+    (_, page) = views.pages([one], Style(), flags)
+    assert page.scalars == {"images": 2}
 
 
 def test_views_that_fail_for_one_reason_are_one_warning():

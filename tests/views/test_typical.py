@@ -7,18 +7,20 @@ import pytest
 import torch
 from whole_batches import spot
 
-from normgrad_lightning.views.typical import TypicalMaps, per_map_mean, without_typical
+from normgrad_lightning.views.typical import TypicalMaps, per_map_mean
 
 RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("grid", [(12,), (7, 9), (3, 4, 5)])
 def test_it_is_the_formula(grid):
-    maps, typical = RNG.exponential(size=(5, *grid)), RNG.exponential(size=grid)
-    got = without_typical(maps, typical)
-    for m, own in zip(maps, got, strict=True):
-        for cell in np.ndindex(*grid):
-            assert own[cell] == pytest.approx(m[cell] / m.mean() / (typical[cell] + 0.1 * typical.mean()), rel=1e-12)
+    typical = TypicalMaps()
+    for layer in "abc":
+        typical.add(layer, RNG.exponential(size=(20, *grid)))
+    raised = [typical.of(layer) + 0.1 * typical.of(layer).mean() for layer in "abc"]
+    expected = np.exp(sum(np.log(t / t.mean()) for t in raised) / 3)
+    np.testing.assert_allclose(typical.usual("abc", grid)[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(typical.usual(["b"], grid)[0], raised[1] / raised[1].mean(), rtol=1e-5)
 
 
 def test_the_mean_starts_with_eight_even_maps_and_the_past_can_count_half():
@@ -27,7 +29,7 @@ def test_the_mean_starts_with_eight_even_maps_and_the_past_can_count_half():
     typical.add("a", first)
     typical.halve()
     typical.add("a", second)
-    total = per_map_mean(first).sum(0) / 2 + per_map_mean(second).sum(0)
+    total = first.sum(0) / 2 + second.sum(0)
     np.testing.assert_allclose(typical.of("a"), (total + 8) / (1.5 + 4 + 8), rtol=1e-5)
     typical.add("a", RNG.exponential(size=(2, 3, 3)))  # another grid
     assert typical.of("a").shape == (3, 3)
@@ -39,11 +41,12 @@ def test_dots_in_all_maps_go_and_a_spot_in_one_stays():
     maps = np.stack([dots] * 40)
     maps[0] *= spot((28, 28), (0.6, 0.4), strength=1.0).numpy()
     typical = TypicalMaps()
-    typical.add("a", maps)
+    typical.add("a", per_map_mean(maps))
     assert maps[0].argmax() % 4 == 0  # a dot
-    at = np.unravel_index(typical.removed("a", maps)[0].argmax(), (28, 28))
+    own, *others = maps / typical.usual("a", (28, 28))
+    at = np.unravel_index(own.argmax(), (28, 28))
     assert (np.array(at) + 0.5) / 28 == pytest.approx((0.6, 0.4), abs=0.1)
-    others = typical.removed("a", maps)[1]
+    others = others[0]
     assert others.std() / others.mean() < 0.25 < dots.std() / dots.mean()
 
 
@@ -51,13 +54,10 @@ def test_each_map_by_its_own_mean():
     np.testing.assert_allclose(per_map_mean(np.array([[1.0, 3.0], [0.0, 0.0]])), [[0.5, 1.5], [0.0, 0.0]])
 
 
-def test_zero_maps_and_unknown_layers():
+def test_where_all_maps_are_zero_nothing_is_divided_by_zero():
     typical = TypicalMaps()
     typical.add("a", np.zeros((3, 4, 4)))
-    assert not typical.removed("a", np.zeros((2, 4, 4))).any()
-    maps = RNG.exponential(size=(2, 4, 4))
-    np.testing.assert_array_equal(typical.removed("b", maps), per_map_mean(maps))
-    np.testing.assert_array_equal(typical.removed("a", maps[:, :2]), per_map_mean(maps[:, :2]))
+    np.testing.assert_allclose(typical.usual("a", (8, 8)), 1.0)
 
 
 def test_a_resumed_run_has_the_same_means():
