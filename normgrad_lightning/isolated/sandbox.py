@@ -61,10 +61,8 @@ class Sandbox:
         self._read_only = read_only
         self._exact = exact
         self._copy = widened_copy if exact else Tensor.clone
-        self._parameters = dict(model.named_parameters())
-        self._buffers = list(model.buffers())
-        self._devices = devices_of([*self._parameters.values(), *self._buffers])
         self._state = PythonState(model)
+        self._devices = devices_of([*self._state.parameters, *self._state.buffers])
         self._in_place_of: dict[int, Tensor] = {}
 
     def replace(self, buffers: Mapping[int, Tensor]) -> None:
@@ -74,10 +72,10 @@ class Sandbox:
     def run(self, function: Callable[[nn.Module], Any], parameters: Mapping[str, Tensor] | None = None) -> Any:
         """Return `function(model)`, with these tensors in place of the parameters; by default, with copies."""
         given, stand_in = parameters or {}, read_only if self._read_only else self._copy
-        stand_ins = {
-            id(p): given[name] if name in given else stand_in(p.detach()) for name, p in self._parameters.items()
-        }
-        stand_ins |= {id(b): self._copy(self._in_place_of.get(id(b), b)) for b in self._buffers}
+        known = self._model.named_parameters() if given else ()
+        stand_ins = {id(p): given[name] for name, p in known if name in given}
+        stand_ins |= {id(p): stand_in(p.detach()) for p in self._state.parameters if id(p) not in stand_ins}
+        stand_ins |= {id(b): self._copy(self._in_place_of.get(id(b), b)) for b in self._state.buffers}
         try:
             with (
                 _modes_kept(self._state.modules, leaves_in_eval=not self._training),
