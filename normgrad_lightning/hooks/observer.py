@@ -140,7 +140,12 @@ class Observer:
     @property
     def hooked(self) -> list[nn.Module]:
         """The modules that hooks are put on."""
-        return [self._modules[name] for name in (*self._watched_layers(), *self._read_layers)]
+        return [*(self._modules[name] for name in self._watched_layers()), *self.modules_read]
+
+    @property
+    def modules_read(self) -> list[nn.Module]:
+        """The layers to read themselves."""
+        return [self._modules[name] for name in self._read_layers]
 
     @property
     def layers(self) -> list[str]:

@@ -159,6 +159,11 @@ class NormGrad:
         return self._observer.hooked
 
     @property
+    def modules_read(self) -> list[nn.Module]:
+        """The layers themselves; all modules before `"auto"` is decided."""
+        return self._observer.modules_read
+
+    @property
     def maps(self) -> Maps:
         """The latest map `(N, *S)` of each layer that a backward has reached, in the order of the network.
 

@@ -181,10 +181,10 @@ def replayed(
             return learning if layers == AUTO else recorder.edges or learning
 
         def step(stand_in: nn.Module) -> None:
-            loss_and_gradients(loss_fn, stand_in, copied_batch(batch), wanted, PARAMETERS)
+            with recorder:
+                loss_and_gradients(loss_fn, stand_in, copied_batch(batch), wanted, PARAMETERS)
 
-        with recorder:
-            Sandbox(model, training=training, exact=exact).run(step, stand_ins)
+        Sandbox(model, training=training, exact=exact).run(step, stand_ins)
         recorder.edges.clear()  # they keep the graph alive
         return recorder
 

@@ -40,9 +40,10 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
     With `target="weight"` a glob takes only convolutions and linear layers; naming another layer is an error.
     """
     layers = named_layers(model)
-    aliases = _aliases(model, layers)
+    patterns = [clean_name(pattern) for pattern in ([spec] if isinstance(spec, str) else spec)]
+    aliases = {name: name for name in layers} if layers.keys() >= set(patterns) else _aliases(model, layers)
     chosen: set[str] = set()
-    for pattern in map(clean_name, [spec] if isinstance(spec, str) else spec):
+    for pattern in patterns:
         known = [pattern] if pattern in aliases else [n for n in aliases if _fits(n.split("."), pattern.split("."))]
         matches = [aliases[name] for name in known]
         if not matches:
@@ -76,8 +77,9 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
         if scripted or compiled:
             sealed += (f"{name}." if name else "",)
         border_is_open = not compiled or getattr(module, "_compiled_call_impl", None) is None
-        if clean_name(name) and border_is_open and not scripted:
-            layers.setdefault(clean_name(name), module)
+        by_author = clean_name(name)
+        if by_author and border_is_open and not scripted:
+            layers.setdefault(by_author, module)
     return layers
 
 
