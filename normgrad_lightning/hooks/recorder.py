@@ -137,11 +137,11 @@ class NormGrad:
     @property
     def enabled(self) -> bool:
         """Whether passes are recorded; when off, a hook returns at once."""
-        return self._observer.enabled
+        return self._observer.steps.enabled
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        self._observer.enabled = value
+        self._observer.steps.enabled = value
 
     @property
     def layers(self) -> list[str]:
@@ -193,8 +193,8 @@ class NormGrad:
     @property
     def images(self) -> Tensor | None:
         """The images that the latest maps belong to, `(N, C, *S)`, as the network saw them."""
-        latest = max(self._latest.values(), key=lambda latest: latest.backward, default=None)
-        return None if latest is None else latest.images
+        newest = self._newest
+        return None if newest is None else newest.images
 
     def images_of(self, name: str) -> Tensor | None:
         """Return the images of this layer's map: others than `images`, if another backward reached it last."""
@@ -203,8 +203,8 @@ class NormGrad:
     @property
     def batch_size(self) -> int | None:
         """How many images entered the network for the latest maps, read or not; None if none was recognised."""
-        latest = max(self._latest.values(), key=lambda latest: latest.backward, default=None)
-        return None if latest is None else latest.batch_size
+        newest = self._newest
+        return None if newest is None else newest.batch_size
 
     @property
     def has_run(self) -> bool:
@@ -228,6 +228,10 @@ class NormGrad:
         self._warned.update(new)
         return new
 
+    @property
+    def _newest(self) -> Latest | None:
+        return max(self._latest.values(), key=lambda latest: latest.backward, default=None)
+
     def _maps_and_warnings(self, kind: str) -> Maps:
         for problem in self.new_problems():
             warnings.warn(problem, stacklevel=3)
@@ -240,7 +244,7 @@ class NormGrad:
         x = (point if call.layer_input is None else call.layer_input).detach()[: self._num_images]
         # In training, one pass over the values must do.
         products = layer_products(
-            call.layer, self._target, x.shape, (len(x), *point.shape[1:]), rescale=self._observer.is_own_pass
+            call.layer, self._target, x.shape, (len(x), *point.shape[1:]), rescale=self._observer.steps.is_own_pass
         )
         view = call.layout.view if products.window is None else _unchanged
         reading = self._reading(Point(products, view), x)

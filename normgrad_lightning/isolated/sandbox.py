@@ -40,7 +40,8 @@ MIN_SHARED_VALUES = 2**14
 
 _forbid_writing: Callable[[Tensor], None] | None = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)
 _ACTS_BY_ITSELF = (nn.MultiheadAttention, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
-_HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+_HOOKS = (*HOOKS, *_FLAGS)
 
 
 class Sandbox:
@@ -164,15 +165,15 @@ def _grads_aside(leaves: list[Tensor]) -> Iterator[None]:
 @contextmanager
 def _hooks_kept(modules: list[nn.Module]) -> Iterator[None]:
     """Undo what happens to hooks inside."""
-    hooks = [vars(module).get(kind) for module in modules for kind in (*HOOKS, *_HOOK_FLAGS)]
-    before = [(of_module, dict(of_module) if of_module else {}) for of_module in hooks if of_module is not None]
+    hooks = [of_kind for module in modules for of_kind in map(vars(module).get, _HOOKS) if of_kind is not None]
+    before = [dict(of_kind) if of_kind else {} for of_kind in hooks]
     try:
         yield
     finally:
-        for of_module, known in before:
-            if (of_module or known) and of_module.keys() != known.keys():
-                of_module.clear()
-                of_module.update(known)
+        for now, known in zip(hooks, before, strict=True):
+            if (now or known) and now.keys() != known.keys():
+                now.clear()
+                now.update(known)
 
 
 def _eager() -> AbstractContextManager[None]:
