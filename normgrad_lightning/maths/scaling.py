@@ -20,8 +20,8 @@ DEVICE_CHUNK_VALUES = 2**27
 
 def some_images(t: Tensor) -> Sequence[Tensor]:
     """Return a few images at a time: what is computed of all at once would take as much memory as they do."""
-    most = CHUNK_VALUES if t.is_cpu else DEVICE_CHUNK_VALUES
-    return torch.split(t, max(1, most * len(t) // max(t.numel(), 1)))
+    most, values = CHUNK_VALUES if t.is_cpu else DEVICE_CHUNK_VALUES, t.numel()
+    return [t] if values <= most else torch.split(t, max(1, most * len(t) // values))
 
 
 def at_any_scale(norm: Callable[[Tensor], Tensor], t: Tensor, *, rescale: bool = True) -> Tensor:
