@@ -24,7 +24,7 @@ from normgrad_lightning.hooks.to_host import OnTheWay
 from normgrad_lightning.layers.module_tree import is_compiled
 from normgrad_lightning.layers.names import AUTO, check_model, check_spec, match_layers
 from normgrad_lightning.layers.options import ReadOptions, Target
-from normgrad_lightning.layers.own_passes import runs_eagerly
+from normgrad_lightning.layers.own_passes import current_pass
 from normgrad_lightning.views.map_dict import Maps
 
 ORDER0 = "order0"
@@ -85,7 +85,7 @@ class NormGrad:
         if num_images is not None:
             check_whole("num_images", num_images, 1, " None takes all.")
         check_kinds(kinds, target)
-        if is_compiled(model) and not runs_eagerly():
+        if is_compiled(model) and current_pass() is None:
             raise ValueError(
                 "`model`: expected a module that is not compiled, but got a compiled one, which hooks cannot read. "
                 "Use `order0_maps`, which runs it eagerly in an extra pass."
@@ -248,7 +248,7 @@ class NormGrad:
         )
         view = call.layout.view if products.window is None else _unchanged
         reading = self._reading(Point(products, view), x)
-        use = LayerCall(call.name, call.number, call.entry, reading, self._weak_take, self._weak_failed)
+        use = LayerCall(call, reading, self._weak_take, self._weak_failed)
         handle = use.wait_at(point)
         if point.is_leaf:  # it outlives the step
             self._on_leaves.append(handle)

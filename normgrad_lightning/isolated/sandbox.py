@@ -115,11 +115,6 @@ def read_only(t: Tensor) -> Tensor:
     return alias
 
 
-def held_iterators(model: nn.Module) -> list[str]:
-    """Return the class names of iterators that a model holds: values drawn from them cannot be put back."""
-    return PythonState(model).iterators
-
-
 @contextmanager
 def _modes_kept(modules: list[nn.Module], *, leaves_in_eval: bool) -> Iterator[None]:
     """Restore each module's mode afterwards; inside, modules without children are in eval mode if that is asked for.

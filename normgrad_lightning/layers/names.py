@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from normgrad_lightning.layers.layouts import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from normgrad_lightning.layers.module_tree import clean_name, is_compiled
-from normgrad_lightning.layers.own_passes import runs_eagerly
+from normgrad_lightning.layers.own_passes import current_pass
 
 AUTO = "auto"
 WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, nn.Linear)
@@ -73,7 +73,7 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
             sealed += (f"{name}.",)
             continue
         scripted = isinstance(module, torch.jit.ScriptModule)
-        compiled = is_compiled(module) and not runs_eagerly()
+        compiled = is_compiled(module) and current_pass() is None
         if scripted or compiled:
             sealed += (f"{name}." if name else "",)
         border_is_open = not compiled or getattr(module, "_compiled_call_impl", None) is None
