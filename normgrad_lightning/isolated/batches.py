@@ -47,20 +47,18 @@ class Ambiguous(CannotSlice):
     """A batch that single images can be taken out of in two ways."""
 
 
-def copied(batch: Any) -> Any:
-    """Return a batch that can be written to without a trace in this one."""
+def copied(batch: Any, copy: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
+    """Return a batch that can be written to without a trace in this one; with these copies of its plain tensors."""
     if isinstance(batch, Tensor):
-        return _copied_tensor(batch)
+        return _copied_tensor(batch) if overrides_functions(batch) else copy(batch.detach())
     if isinstance(batch, ATOMS):
         return batch
     inside = parts(batch)
-    return rebuilt(batch, [copied(part.value) for part in inside]) if inside else deepcopy(batch)
+    return rebuilt(batch, [copied(part.value, copy) for part in inside]) if inside else deepcopy(batch)
 
 
 def _copied_tensor(t: Tensor) -> Tensor:
-    """Return a copy; of a subclass's tensor, one of its type with copies of its attributes, such as MONAI's `meta`."""
-    if not overrides_functions(t):
-        return t.detach().clone()
+    """Return a copy of a subclass's tensor: of its type, with copies of its attributes, such as MONAI's `meta`."""
     with no_overrides():
         values = t.detach().clone()
     return of_type(values, t, {name: copied(value) for name, value in vars(t).items()})

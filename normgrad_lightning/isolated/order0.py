@@ -20,7 +20,7 @@ from normgrad_lightning.isolated.one_pass import (
     loss_and_gradients,
     with_few_copies,
 )
-from normgrad_lightning.isolated.sandbox import Sandbox
+from normgrad_lightning.isolated.sandbox import Sandbox, read_only
 from normgrad_lightning.layers.names import AUTO, check_model, check_spec
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.layers.own_passes import own_pass
@@ -175,7 +175,8 @@ def maps_of_pass(
 
         def forward_and_backward(stand_in: nn.Module) -> None:
             with graph_roots(recorder.modules_read, options.target, roots, copies=copies), recorder:
-                loss_and_gradients(loss_fn, stand_in, copied(batch), lambda: roots, LAYERS)
+                own_batch = copied(batch) if copies else copied(batch, read_only)
+                loss_and_gradients(loss_fn, stand_in, own_batch, lambda: roots, LAYERS)
 
         with torch.enable_grad():
             Sandbox(model, read_only=not copies).run(forward_and_backward)

@@ -143,6 +143,16 @@ def test_large_tensors_in_pieces_are_right_at_any_scale():
     close(products.channel_norm((t * sizes).float()), torch.linalg.vector_norm((t * sizes).float().double(), dim=1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_pieces_are_right_for_any_memory_order(dtype, dim, monkeypatch):
+    """All pieces share the memory of their squares, and the last one is smaller; gradients may be stretched."""
+    whole = normal(7, 3, 4, 5).to(dtype)
+    monkeypatch.setattr(scaling, "CHUNK_VALUES", 2 * whole[0].numel())
+    for t in (whole, whole.transpose(2, 3), whole[..., ::2], whole[..., :1].expand(7, 3, 4, 5)):
+        close(products.channel_norm(t, dim), torch.linalg.vector_norm(t.double(), dim=dim))
+
+
 def test_contrast_of_maps_whose_sums_overflow_or_nearly_vanish():
     helps, hurts = normal(2, 8, 8).abs(), normal(2, 8, 8, seed=1).abs()
     expected = NF.contrast(helps, hurts)
