@@ -17,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.hooks.safe_hooks import Hook, WeakMethod, current_backward, on_forward
 from normgrad_lightning.hooks.to_host import OnTheWay, from_host
-from normgrad_lightning.isolated.python_state import HOOKS, PythonState
+from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.layers.module_tree import compiled_layers, with_fast_path
 from normgrad_lightning.layers.names import named_layers
-from normgrad_lightning.layers.nested import floating_tensors, map_tensors, parts
+from normgrad_lightning.layers.nested import ATOMS, floating_tensors, map_tensors, parts
 from normgrad_lightning.layers.own_passes import current_pass
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, plain
 
@@ -32,10 +32,7 @@ same for scores in half precision, whose loss may be rounded."""
 SMOOTHINGS = (0.1, 0.05, 0.2)
 """Label smoothing that is recognised."""
 
-_ATOMS = (bool, int, float, str, type(None))
 _LARGE = 20_000  # things that a module's Python state holds: to keep them all would take longer than a pass
-_KNOWN_HOOKS = {"torch", "pytorch_lightning", "lightning", "normgrad_lightning"}
-
 _MOST_CALLS = 64  # of a step; an unrolled network may call its head without end
 
 
@@ -188,7 +185,7 @@ def _of_argument(value: Any, count: int) -> float:
             return 1
         is_label = value.dim() == 1 and not value.is_floating_point() and len(value) == count
         return 0 if is_label else math.nan
-    if isinstance(value, _ATOMS):
+    if isinstance(value, ATOMS):
         return 0
     inside = parts(value)
     return sum(_of_argument(part.value, count) for part in inside) if inside else math.nan
@@ -196,21 +193,10 @@ def _of_argument(value: Any, count: int) -> float:
 
 def _leaves_no_trace(network: nn.Module) -> bool:
     """Return whether a pass of the network can be undone: no iterators, no hooks of the user's, no large state."""
-    if any(not _is_known(hook) for module in network.modules() for hook in _hooks_of(module)):
-        return False
     state = PythonState(network)
-    return not state.iterators and state.size <= _LARGE
+    return not state.hooks and not state.iterators and state.size <= _LARGE
 
 
 def is_large(module: nn.Module) -> bool:
     """Return whether a module holds so much that keeping its state would take longer than a pass."""
     return PythonState(module).size > _LARGE
-
-
-def _hooks_of(module: nn.Module) -> list[Any]:
-    return [hook for kind in HOOKS for hook in (vars(module).get(kind) or {}).values()]
-
-
-def _is_known(hook: Any) -> bool:
-    home = getattr(hook, "__module__", None) or type(hook).__module__
-    return home.partition(".")[0] in _KNOWN_HOOKS

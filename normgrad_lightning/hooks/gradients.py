@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from normgrad_lightning.hooks.image_inputs import ImageInput
+from normgrad_lightning.hooks.observer import ReadCall
 from normgrad_lightning.hooks.readings import Reading
 from normgrad_lightning.hooks.safe_hooks import current_backward
 from normgrad_lightning.maths.tensor_subclasses import plain
@@ -22,9 +22,7 @@ class LayerCall:
     """One use of a layer in a forward pass, waiting for its gradient.
 
     Args:
-        name: the layer's.
-        number: counts uses of all layers.
-        entry: the images that it belongs to.
+        call: the call that uses it; of this, only what is needed later is kept.
         reading: what to make of the gradient.
         take: weak reference to a method that gets this use, the number of the backward pass and the gradient.
         failed: weak reference to a method that gets the name and an exception of `take`; the backward pass continues.
@@ -32,19 +30,17 @@ class LayerCall:
 
     def __init__(
         self,
-        name: str,
-        number: int,
-        entry: ImageInput | None,
+        call: ReadCall,
         reading: Reading,
         take: Callable[[], Callable[[LayerCall, int, Tensor], None] | None],
         failed: Callable[[], Callable[[str, Exception], None] | None],
     ) -> None:
-        self.name = name
-        self.number = number
+        self.name = call.name
+        self.number = call.number
         self.reading = reading
-        self.entry_number = 0 if entry is None else entry.number
+        self.entry_number = 0 if call.entry is None else call.entry.number
         self.came_in = -1
-        self._entry = entry
+        self._entry = call.entry
         self._take = take
         self._failed = failed
         self._born_in = current_backward()

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from normgrad_lightning.auto_layers.candidates import CandidateLayers
 from normgrad_lightning.hooks.auto_search import AutoSearch, lone_tensor
 from normgrad_lightning.hooks.image_inputs import ImageInput, ImageInputs
-from normgrad_lightning.hooks.module_hooks import ModuleHooks
 from normgrad_lightning.hooks.problems import IN_FUNC, OUT_OF_ORDER, Problems
-from normgrad_lightning.hooks.safe_hooks import WeakMethod
+from normgrad_lightning.hooks.safe_hooks import ModuleHooks, WeakMethod
 from normgrad_lightning.hooks.steps import Steps
 from normgrad_lightning.layers.layouts import Layout, Layouts
 from normgrad_lightning.layers.module_tree import is_compiled, with_fast_path
@@ -62,6 +61,7 @@ class Observer:
 
     Attributes:
         problems: what went wrong, as sentences.
+        steps: which calls count.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Observer:
         self._on_call = None if on_call is None else WeakMethod(on_call)
         self._images = ImageInputs(num_images)
         self._layouts = Layouts(model, self._options)
-        self._steps = Steps(self._images)
+        self.steps = Steps(self._images)
         self._search = AutoSearch(self._options.target, self._layouts, self._images)
         self._hooks = ModuleHooks(self._modules, with_fast_path(model))
         self._calls: dict[str, int] = {}
@@ -115,22 +115,8 @@ class Observer:
 
     def clear(self) -> None:
         """Forget the steps before, and what was seen in them."""
-        self._steps.begin()
+        self.steps.begin()
         self.candidates.clear()
-
-    @property
-    def enabled(self) -> bool:
-        """Whether calls count; when off, a hook returns at once."""
-        return self._steps.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._steps.enabled = value
-
-    @property
-    def is_own_pass(self) -> bool:
-        """Whether it watches a pass of this package, not the user's training step."""
-        return self._steps.is_own_pass
 
     @property
     def candidates(self) -> CandidateLayers:
@@ -140,7 +126,12 @@ class Observer:
     @property
     def hooked(self) -> list[nn.Module]:
         """The modules that hooks are put on."""
-        return [self._modules[name] for name in (*self._watched_layers(), *self._read_layers)]
+        return [*(self._modules[name] for name in self._watched_layers()), *self.modules_read]
+
+    @property
+    def modules_read(self) -> list[nn.Module]:
+        """The layers to read themselves."""
+        return [self._modules[name] for name in self._read_layers]
 
     @property
     def layers(self) -> list[str]:
@@ -156,9 +147,9 @@ class Observer:
 
     def counts_gradient(self, name: str) -> bool:
         """Return whether a gradient at this layer counts; if so, the next call belongs to another step."""
-        counts = self.enabled and self._hooks.is_reading(name)
+        counts = self.steps.enabled and self._hooks.is_reading(name)
         if counts:
-            self._steps.end()
+            self.steps.end()
         return counts
 
     def choose(self) -> list[str]:
@@ -212,7 +203,7 @@ class Observer:
             has_seen_grid=self._search.has_seen_grid,
             has_seen_complex=self._search.has_seen_complex,
             reached=bool(reached),
-            has_compiled_parts=not self.is_own_pass and any(map(is_compiled, self._modules[""].modules())),
+            has_compiled_parts=not self.steps.is_own_pass and any(map(is_compiled, self._modules[""].modules())),
         )
 
     @property
@@ -224,16 +215,16 @@ class Observer:
 
     def _enter(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
         """Note that a module is called."""
-        if not self._steps.counts():
+        if not self.steps.counts():
             return
         self._images.enter(name, layer, args, kwargs)
         found = self._images.found_inside
-        if found is not None and not self._auto and self.is_own_pass:
+        if found is not None and not self._auto and self.steps.is_own_pass:
             self._hooks.silence_inside(found, self._images.entry_modules)
 
     def _leave(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Note that a module returns."""
-        if not self._steps.counts():
+        if not self.steps.counts():
             return
         is_entry_module = self._images.leave(name)
         if self._searching:
@@ -243,14 +234,14 @@ class Observer:
 
     def _read(self, name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
         """Hand the call over if it counts and can be read."""
-        if not self.enabled:
+        if not self.steps.enabled:
             return
         point = self._point(args, kwargs, output)
-        if not self._steps.counts() and not self._steps.counts_in_backward(name, point):
+        if not self.steps.counts() and not self.steps.counts_in_backward(name, point):
             return
         self._calls.setdefault(name, 0)
         if not torch.is_grad_enabled():
-            self._steps.note_without_graph(name)
+            self.steps.note_without_graph(name)
             return
         readable = _checked(point)
         layer_input = first_tensor((args, kwargs)) if self._options.target == "weight" else None
@@ -262,7 +253,7 @@ class Observer:
             self._calls[name] += 1
             number = sum(self._calls.values())
             on_call(ReadCall(name, layer, readable, layer_input, layout, self._images.latest, number))
-            self._steps.note_read(name, readable)
+            self.steps.note_read(name, readable)
 
     def _check_order(self, name: str, point: Tensor) -> None:
         """Raise if a layer that the user has named has its tokens out of order; `"auto"` does not take such layers."""

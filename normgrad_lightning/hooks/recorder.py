@@ -24,7 +24,7 @@ from normgrad_lightning.hooks.to_host import OnTheWay
 from normgrad_lightning.layers.module_tree import is_compiled
 from normgrad_lightning.layers.names import AUTO, check_model, check_spec, match_layers
 from normgrad_lightning.layers.options import ReadOptions, Target
-from normgrad_lightning.layers.own_passes import runs_eagerly
+from normgrad_lightning.layers.own_passes import current_pass
 from normgrad_lightning.views.map_dict import Maps
 
 ORDER0 = "order0"
@@ -85,7 +85,7 @@ class NormGrad:
         if num_images is not None:
             check_whole("num_images", num_images, 1, " None takes all.")
         check_kinds(kinds, target)
-        if is_compiled(model) and not runs_eagerly():
+        if is_compiled(model) and current_pass() is None:
             raise ValueError(
                 "`model`: expected a module that is not compiled, but got a compiled one, which hooks cannot read. "
                 "Use `order0_maps`, which runs it eagerly in an extra pass."
@@ -137,11 +137,11 @@ class NormGrad:
     @property
     def enabled(self) -> bool:
         """Whether passes are recorded; when off, a hook returns at once."""
-        return self._observer.enabled
+        return self._observer.steps.enabled
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        self._observer.enabled = value
+        self._observer.steps.enabled = value
 
     @property
     def layers(self) -> list[str]:
@@ -157,6 +157,11 @@ class NormGrad:
     def hooked(self) -> list[nn.Module]:
         """The modules that hooks are put on."""
         return self._observer.hooked
+
+    @property
+    def modules_read(self) -> list[nn.Module]:
+        """The layers themselves; all modules before `"auto"` is decided."""
+        return self._observer.modules_read
 
     @property
     def maps(self) -> Maps:
@@ -188,8 +193,8 @@ class NormGrad:
     @property
     def images(self) -> Tensor | None:
         """The images that the latest maps belong to, `(N, C, *S)`, as the network saw them."""
-        latest = max(self._latest.values(), key=lambda latest: latest.backward, default=None)
-        return None if latest is None else latest.images
+        newest = self._newest
+        return None if newest is None else newest.images
 
     def images_of(self, name: str) -> Tensor | None:
         """Return the images of this layer's map: others than `images`, if another backward reached it last."""
@@ -198,8 +203,8 @@ class NormGrad:
     @property
     def batch_size(self) -> int | None:
         """How many images entered the network for the latest maps, read or not; None if none was recognised."""
-        latest = max(self._latest.values(), key=lambda latest: latest.backward, default=None)
-        return None if latest is None else latest.batch_size
+        newest = self._newest
+        return None if newest is None else newest.batch_size
 
     @property
     def has_run(self) -> bool:
@@ -223,6 +228,10 @@ class NormGrad:
         self._warned.update(new)
         return new
 
+    @property
+    def _newest(self) -> Latest | None:
+        return max(self._latest.values(), key=lambda latest: latest.backward, default=None)
+
     def _maps_and_warnings(self, kind: str) -> Maps:
         for problem in self.new_problems():
             warnings.warn(problem, stacklevel=3)
@@ -235,11 +244,11 @@ class NormGrad:
         x = (point if call.layer_input is None else call.layer_input).detach()[: self._num_images]
         # In training, one pass over the values must do.
         products = layer_products(
-            call.layer, self._target, x.shape, (len(x), *point.shape[1:]), rescale=self._observer.is_own_pass
+            call.layer, self._target, x.shape, (len(x), *point.shape[1:]), rescale=self._observer.steps.is_own_pass
         )
         view = call.layout.view if products.window is None else _unchanged
         reading = self._reading(Point(products, view), x)
-        use = LayerCall(call.name, call.number, call.entry, reading, self._weak_take, self._weak_failed)
+        use = LayerCall(call, reading, self._weak_take, self._weak_failed)
         handle = use.wait_at(point)
         if point.is_leaf:  # it outlives the step
             self._on_leaves.append(handle)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import is_dataclass
 from operator import itemgetter
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -20,23 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from normgrad_lightning.layers.nested import parts, rebuilt
+from normgrad_lightning.layers.nested import ATOMS, parts, rebuilt
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, of_type, overrides_functions
-
-_ATOMS = (
-    str,
-    bytes,
-    bool,
-    int,
-    float,
-    complex,
-    type(None),
-    PurePath,
-    np.generic,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-)
 
 Take = Callable[[Any], Any]
 """Gives some rows of an array or a list."""
@@ -67,20 +51,18 @@ class Ambiguous(CannotSlice):
     """A batch that single images can be taken out of in two ways."""
 
 
-def copied(batch: Any) -> Any:
-    """Return a batch that can be written to without a trace in this one."""
+def copied(batch: Any, copy: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
+    """Return a batch that can be written to without a trace in this one; with these copies of its plain tensors."""
     if isinstance(batch, Tensor):
-        return _copied_tensor(batch)
-    if isinstance(batch, _ATOMS):
+        return _copied_tensor(batch) if overrides_functions(batch) else copy(batch.detach())
+    if isinstance(batch, ATOMS):
         return batch
     inside = parts(batch)
-    return rebuilt(batch, [copied(part.value) for part in inside]) if inside else deepcopy(batch)
+    return rebuilt(batch, [copied(part.value, copy) for part in inside]) if inside else deepcopy(batch)
 
 
 def _copied_tensor(t: Tensor) -> Tensor:
-    """Return a copy; of a subclass's tensor, one of its type with copies of its attributes, such as MONAI's `meta`."""
-    if not overrides_functions(t):
-        return t.detach().clone()
+    """Return a copy of a subclass's tensor: of its type, with copies of its attributes, such as MONAI's `meta`."""
     with no_overrides():
         values = t.detach().clone()
     return of_type(values, t, {name: copied(value) for name, value in vars(t).items()})
@@ -191,7 +173,7 @@ class _Cut:
             return self._of_array(f"`{name}`", value, take)
         if _is_list(value):
             return self._of_list(name, value, take)
-        if isinstance(value, _ATOMS):
+        if isinstance(value, ATOMS):
             return value
         if isinstance(value, PackedSequence) or (not parts(value) and not isinstance(value, Mapping)):
             raise CannotSlice(f"`{name}` is a {type(value).__name__!r}")
@@ -270,7 +252,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_atom(value: Any) -> bool:
-    return isinstance(value, _ATOMS) or (_is_array(value) and value.ndim == 0)
+    return isinstance(value, ATOMS) or (_is_array(value) and value.ndim == 0)
 
 
 def _are_alike(values: Sequence[Any]) -> bool:

@@ -99,13 +99,15 @@ def _seen_layers(model: nn.Module, run: Callable[[nn.Module], Tensor], options: 
     stand_ins = {name: _trainable(p) for name, p in model.named_parameters()}
     weights = [p for p in stand_ins.values() if p.requires_grad]
 
-    def step(stand_in: nn.Module) -> None:
-        loss = run(stand_in)
-        if loss.requires_grad and weights:
-            torch.autograd.grad(loss, weights, allow_unused=True)
+    def step(stand_in: nn.Module) -> NormGrad:
+        with NormGrad(model, **vars(options)) as recorder:
+            loss = run(stand_in)
+            if loss.requires_grad and weights:
+                torch.autograd.grad(loss, weights, allow_unused=True)
+        return recorder
 
-    with torch.enable_grad(), own_pass(), NormGrad(model, **vars(options)) as recorder:
-        Sandbox(model).run(step, stand_ins)
+    with torch.enable_grad(), own_pass():
+        recorder: NormGrad = Sandbox(model).run(step, stand_ins)
     return recorder.layers or recorder.candidates()
 
 

@@ -49,7 +49,6 @@ from normgrad_lightning.isolated.pairs import (
     nothing,
 )
 from normgrad_lightning.isolated.sandbox import Sandbox, widened_copy
-from normgrad_lightning.layers.names import named_layers
 from normgrad_lightning.maps import EPSILON, KINDS, READ_KINDS, MapKind
 
 DIFFERENCE = 0.5
@@ -93,9 +92,8 @@ class InnerStepPasses:
     def __init__(
         self, model: nn.Module, loss_fn: LossFunction, recorder: PairRecorder, target: str, step: InnerStep
     ) -> None:
-        known = named_layers(model)
         self._model = model
-        self._layers = [known[name] for name in recorder.layers]
+        self._layers = recorder.modules_read
         self._loss_fn = loss_fn
         self._recorder = recorder
         self._target = target

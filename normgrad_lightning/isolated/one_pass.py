@@ -128,8 +128,8 @@ def widened_batch(batch: Any) -> Any:
 def with_few_copies(model: nn.Module, run: Callable[[bool], _T], *, exact: bool = False) -> _T:
     """Return what `run(copies)` returns; without copies, if that works.
 
-    Without copies, a pass runs on the model's own weights, read-only, and its graph begins at the lowest features
-    themselves. A model that writes to either where it must not gets an error before a weight changes or a gradient is
+    Without copies, a pass runs on the batch and the model's own weights, read-only, and its graph begins at the lowest
+    features themselves. A model that writes to these where it must not gets an error before anything changes or is
     wrong. Then the pass runs again with copies; for this model, also from then on. A pass that must be `exact` needs
     copies of weights in half precision: wider ones.
     """
@@ -169,7 +169,7 @@ def replayed(
         exact: whether to compute in float32 what training computes in half precision.
         recording: other arguments of `NormGrad`.
     """
-    copied_weight, copied_batch = (widened_copy, widened_batch) if exact else (Tensor.clone, copied)
+    copied_weight = widened_copy if exact else Tensor.clone
 
     def replay(copies: bool) -> NormGrad:
         weight = copied_weight if copies else read_only
@@ -181,10 +181,11 @@ def replayed(
             return learning if layers == AUTO else recorder.edges or learning
 
         def step(stand_in: nn.Module) -> None:
-            loss_and_gradients(loss_fn, stand_in, copied_batch(batch), wanted, PARAMETERS)
+            with recorder:
+                own_batch = widened_batch(batch) if exact else copied(batch, weight)
+                loss_and_gradients(loss_fn, stand_in, own_batch, wanted, PARAMETERS)
 
-        with recorder:
-            Sandbox(model, training=training, exact=exact).run(step, stand_ins)
+        Sandbox(model, training=training, exact=exact).run(step, stand_ins)
         recorder.edges.clear()  # they keep the graph alive
         return recorder
 

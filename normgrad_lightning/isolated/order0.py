@@ -20,8 +20,8 @@ from normgrad_lightning.isolated.one_pass import (
     loss_and_gradients,
     with_few_copies,
 )
-from normgrad_lightning.isolated.sandbox import Sandbox
-from normgrad_lightning.layers.names import AUTO, check_model, check_spec, named_layers
+from normgrad_lightning.isolated.sandbox import Sandbox, read_only
+from normgrad_lightning.layers.names import AUTO, check_model, check_spec
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.layers.own_passes import own_pass
 from normgrad_lightning.views.map_dict import Maps
@@ -171,14 +171,14 @@ def maps_of_pass(
 
     def read(copies: bool) -> NormGrad:
         roots: list[Tensor] = []
+        recorder = _CopyingRecorder(model, layers, kinds=[kind], **vars(options))
 
         def forward_and_backward(stand_in: nn.Module) -> None:
-            loss_and_gradients(loss_fn, stand_in, copied(batch), lambda: roots, LAYERS)
+            with graph_roots(recorder.modules_read, options.target, roots, copies=copies), recorder:
+                own_batch = copied(batch) if copies else copied(batch, read_only)
+                loss_and_gradients(loss_fn, stand_in, own_batch, lambda: roots, LAYERS)
 
-        recorder = _CopyingRecorder(model, layers, kinds=[kind], **vars(options))
-        known = named_layers(model)
-        begin = graph_roots([known[name] for name in recorder.layers], options.target, roots, copies=copies)
-        with torch.enable_grad(), begin, recorder:
+        with torch.enable_grad():
             Sandbox(model, read_only=not copies).run(forward_and_backward)
         return recorder
 

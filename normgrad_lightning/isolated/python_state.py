@@ -26,24 +26,27 @@ import torch
 from torch import Tensor, nn
 
 from normgrad_lightning.layers.module_tree import all_modules
+from normgrad_lightning.layers.nested import ATOMS
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, overrides_functions
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OUR_PACKAGE = __name__.partition(".")[0]
+_SWAPPED = frozenset({"_parameters", "_buffers", "_flat_weights"})
 _TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _PLAIN_CONTAINERS = frozenset({list, dict, set, tuple, frozenset, deque})
-_ATOMS = (str, bytes, bool, int, float, complex, type(None), type, torch.dtype, torch.device, torch.Size)
-_ATOM_TYPES = frozenset(_ATOMS)
+_ATOM_TYPES = frozenset(ATOMS)
 _CODE = (BuiltinFunctionType, ModuleType)
 _LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 _LOGGING = {"tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "aim", "neptune", "clearml"}
 _LIVES_BY_ITSELF = {"torch"} | _LIGHTNING | _LOGGING
+_KNOWN_HOOKS = {_OUR_PACKAGE, "torch"} | _LIGHTNING
 _NOT_OF_USERS = sys.stdlib_module_names | _LIVES_BY_ITSELF
 _STATEFUL = (Namespace, Queue, threading.local, torch.quasirandom.SobolEngine, torch.optim.lr_scheduler.LRScheduler)
 _MAPPINGS = (dict, WeakKeyDictionary, WeakValueDictionary)
 _SETS = (set, WeakSet)
 _BUFFERS = (bytearray, array)
-_CONTAINERS = (list, tuple, frozenset, deque, *_MAPPINGS, *_SETS, *_BUFFERS)
+_UNCHANGING = (tuple, frozenset)
+_CONTAINERS = (list, deque, *_UNCHANGING, *_MAPPINGS, *_SETS, *_BUFFERS)
 _FUNCTIONS = (FunctionType, MethodType, partial, staticmethod, classmethod, property, _lru_cache_wrapper)
 _CONSTANT = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__", "__static_attributes__"})
 
@@ -54,21 +57,31 @@ Restore = Callable[[], object]
 
 
 class PythonState:
-    """Everything that python code could change of a model, as it is now: what its modules, lists, meters, … hold."""
+    """Everything that python code could change of a model, as it is now: what its modules, lists, meters, … hold.
+
+    Attributes:
+        parameters: those of the model, each once.
+        buffers: the same for buffers.
+        modules: all that the model holds, also those that are not registered.
+        leaves: tensors that may have a gradient: parameters, and others that are held somewhere.
+        hooks: the user's, on modules.
+        iterators: the class names of iterators and queues: what is drawn from them cannot be put back.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules: list[nn.Module] = []
-        self.iterators: list[str] = []
         registered = all_modules(model)
-        self.leaves: list[Tensor] = list(dict.fromkeys(t for m in registered for t in m.parameters(recurse=False)))
-        self._restores: list[Restore] = [_requires_grad(parameter) for parameter in self.leaves]
+        self.parameters = _each_once(registered, "_parameters")
+        self.buffers = _each_once(registered, "_buffers")
+        self.modules: list[nn.Module] = []
+        self.leaves = [*self.parameters]
+        self.hooks: list[Any] = []
+        self.iterators: list[str] = []
+        self._restores = [_requires_grad(parameter) for parameter in self.parameters]
         self._kept: dict[int, Any] = {}
         self._waiting: list[Any] = [model]
-        scripted = [m for m in registered if isinstance(m, torch.jit.ScriptModule)]
-        self._scripted = [(m, name, t) for m in scripted for name, t in _tensors(m)]
+        self._scripted = [(m, *attribute) for m in registered if _is_scripted(m) for attribute in _tensors(m)]
         self._restores += [partial(setattr, *attribute) for attribute in self._scripted]
-        self._registered = [m for m in registered if not isinstance(m, torch.jit.ScriptModule)]
-        self._with_stand_ins = set(map(id, self._registered))
+        self._with_stand_ins = {id(m): m for m in registered if not _is_scripted(m)}
         while self._waiting:
             self._keep(self._waiting.pop())
 
@@ -79,7 +92,7 @@ class PythonState:
 
     def swap(self, stand_ins: Mapping[int, Tensor]) -> None:
         """Give the model's modules other tensors, by the identity of their own ones, until `restore`."""
-        for module in self._registered:
+        for module in self._with_stand_ins.values():
             for kind in ("_parameters", "_buffers"):
                 vars(module)[kind] = {name: stand_ins.get(id(t), t) for name, t in vars(module)[kind].items()}
             if isinstance(module, nn.RNNBase):  # they keep their weights in a list, too
@@ -101,13 +114,15 @@ class PythonState:
     def _keep(self, value: Any) -> None:
         """Remember what `value` is, and look at what it holds later."""
         kind = type(value)
-        if kind in _ATOM_TYPES or id(value) in self._kept or isinstance(value, _ATOMS):
+        if kind in _ATOM_TYPES or id(value) in self._kept:
             return
         self._kept[id(value)] = value
-        if kind is tuple:
-            self._waiting += value
+        if kind in _PLAIN_CONTAINERS:
+            self._keep_container(value)
         elif isinstance(value, nn.Module):
             self._keep_module(value)
+        elif isinstance(value, ATOMS):
+            return
         elif isinstance(value, Tensor):
             self._keep_tensor(value)
         elif isinstance(value, np.ndarray):
@@ -122,8 +137,7 @@ class PythonState:
             self._keep_code(value)
         elif isinstance(value, _CONTAINERS):
             self._keep_container(value)
-            if kind not in _PLAIN_CONTAINERS:
-                self._keep_attributes(value)
+            self._keep_attributes(value)
         elif hasattr(kind, "__next__") or isinstance(value, SimpleQueue):
             self.iterators.append(kind.__name__)
         elif _is_plain(kind):  # type: ignore[arg-type]
@@ -169,18 +183,18 @@ class PythonState:
                 self._waiting += [value for value in before.values() if isinstance(value, _HELD_BY_CLASSES)]
 
     def _keep_container(self, value: Any) -> None:
+        parts = value
         if isinstance(value, _MAPPINGS):
-            self._restores.append(_dict(value, list(value), list(value.values())))
-            self._waiting.extend(value.values())
-            return
-        if isinstance(value, _BUFFERS):
+            parts = list(value.values())
+            self._restores.append(_dict(value, list(value), parts))
+        elif isinstance(value, _BUFFERS):
+            parts = ()
             self._restores.append(_buffer(value, value[:]))
-            return
-        if isinstance(value, _SETS):
+        elif isinstance(value, _SETS):
             self._restores.append(_set(value, set(value)))
-        elif not isinstance(value, tuple | frozenset):
+        elif not isinstance(value, _UNCHANGING):
             self._restores.append(_list(value, list(value)))
-        self._waiting.extend(value)
+        self._waiting += [part for part in parts if type(part) not in _ATOM_TYPES]
 
     def _keep_module(self, module: nn.Module) -> None:
         self.modules.append(module)
@@ -189,11 +203,11 @@ class PythonState:
         self._restores.append(_module(attributes, before))
         self._keep_slots(module)
         hooks = [hook for kind in HOOKS if (of_kind := attributes.get(kind)) for hook in of_kind.values()]
-        self._waiting += [hook for hook in hooks if not _is_ours(hook)]
+        self.hooks += [hook for hook in hooks if _home(hook) not in _KNOWN_HOOKS]
+        self._waiting += [hook for hook in hooks if _home(hook) != _OUR_PACKAGE]
         self._keep_class(type(module))
-        swapped = {"_parameters", "_buffers", "_flat_weights"} if id(module) in self._with_stand_ins else ()
-        found = (value for name, value in before.items() if type(value) not in _ATOM_TYPES and name not in swapped)
-        self._waiting.extend(found)
+        swapped = _SWAPPED if id(module) in self._with_stand_ins else ()
+        self._waiting += [v for name, v in before.items() if type(v) not in _ATOM_TYPES and name not in swapped]
 
     def _keep_attributes(self, value: Any) -> None:
         with suppress(TypeError):  # it may have none
@@ -231,8 +245,19 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[Restore]:
     return restores
 
 
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _each_once(modules: list[nn.Module], kind: str) -> list[Tensor]:
+    """Return the parameters or the buffers of these modules."""
+    # Not by the modules' own methods, which take several times longer.
+    tensors = (t for module in modules for t in getattr(module, kind).values())
+    return list(dict.fromkeys(t for t in tensors if t is not None))
 
 
 def _requires_grad(leaf: Tensor) -> Restore:
@@ -361,13 +386,14 @@ def _generator(value: Any) -> Restore | None:
     return None
 
 
-def _is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", type(hook).__module__)).startswith(f"{_OUR_PACKAGE}.")
+def _home(code: Any) -> str:
+    """Return the name of the package that code is of."""
+    return str(getattr(code, "__module__", None) or type(code).__module__).partition(".")[0]
 
 
 def _is_of_users(code: Any) -> bool:
     """Return whether code is the user's, or of a library that is not known to keep its own state."""
-    return str(code.__module__).partition(".")[0] not in _NOT_OF_USERS
+    return _home(code) not in _NOT_OF_USERS
 
 
 @lru_cache(maxsize=1024)

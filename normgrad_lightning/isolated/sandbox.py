@@ -40,7 +40,8 @@ MIN_SHARED_VALUES = 2**14
 
 _forbid_writing: Callable[[Tensor], None] | None = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)
 _ACTS_BY_ITSELF = (nn.MultiheadAttention, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
-_HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+_HOOKS = (*HOOKS, *_FLAGS)
 
 
 class Sandbox:
@@ -61,10 +62,8 @@ class Sandbox:
         self._read_only = read_only
         self._exact = exact
         self._copy = widened_copy if exact else Tensor.clone
-        self._parameters = dict(model.named_parameters())
-        self._buffers = list(model.buffers())
-        self._devices = devices_of([*self._parameters.values(), *self._buffers])
         self._state = PythonState(model)
+        self._devices = devices_of([*self._state.parameters, *self._state.buffers])
         self._in_place_of: dict[int, Tensor] = {}
 
     def replace(self, buffers: Mapping[int, Tensor]) -> None:
@@ -74,10 +73,10 @@ class Sandbox:
     def run(self, function: Callable[[nn.Module], Any], parameters: Mapping[str, Tensor] | None = None) -> Any:
         """Return `function(model)`, with these tensors in place of the parameters; by default, with copies."""
         given, stand_in = parameters or {}, read_only if self._read_only else self._copy
-        stand_ins = {
-            id(p): given[name] if name in given else stand_in(p.detach()) for name, p in self._parameters.items()
-        }
-        stand_ins |= {id(b): self._copy(self._in_place_of.get(id(b), b)) for b in self._buffers}
+        known = self._model.named_parameters() if given else ()
+        stand_ins = {id(p): given[name] for name, p in known if name in given}
+        stand_ins |= {id(p): stand_in(p.detach()) for p in self._state.parameters if id(p) not in stand_ins}
+        stand_ins |= {id(b): self._copy(self._in_place_of.get(id(b), b)) for b in self._state.buffers}
         try:
             with (
                 _modes_kept(self._state.modules, leaves_in_eval=not self._training),
@@ -114,11 +113,6 @@ def read_only(t: Tensor) -> Tensor:
         return t.clone()
     _forbid_writing(alias)
     return alias
-
-
-def held_iterators(model: nn.Module) -> list[str]:
-    """Return the class names of iterators that a model holds: values drawn from them cannot be put back."""
-    return PythonState(model).iterators
 
 
 @contextmanager
@@ -166,15 +160,15 @@ def _grads_aside(leaves: list[Tensor]) -> Iterator[None]:
 @contextmanager
 def _hooks_kept(modules: list[nn.Module]) -> Iterator[None]:
     """Undo what happens to hooks inside."""
-    hooks = [vars(module).get(kind) for module in modules for kind in (*HOOKS, *_HOOK_FLAGS)]
-    before = [(of_module, dict(of_module) if of_module else {}) for of_module in hooks if of_module is not None]
+    hooks = [of_kind for module in modules for of_kind in map(vars(module).get, _HOOKS) if of_kind is not None]
+    before = [dict(of_kind) if of_kind else {} for of_kind in hooks]
     try:
         yield
     finally:
-        for of_module, known in before:
-            if (of_module or known) and of_module.keys() != known.keys():
-                of_module.clear()
-                of_module.update(known)
+        for now, known in zip(hooks, before, strict=True):
+            if (now or known) and now.keys() != known.keys():
+                now.clear()
+                now.update(known)
 
 
 def _eager() -> AbstractContextManager[None]:

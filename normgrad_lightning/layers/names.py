@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from normgrad_lightning.layers.layouts import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from normgrad_lightning.layers.module_tree import clean_name, is_compiled
-from normgrad_lightning.layers.own_passes import runs_eagerly
+from normgrad_lightning.layers.own_passes import current_pass
 
 AUTO = "auto"
 WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, nn.Linear)
@@ -40,9 +40,10 @@ def match_layers(model: nn.Module, spec: str | Sequence[str], target: str = "out
     With `target="weight"` a glob takes only convolutions and linear layers; naming another layer is an error.
     """
     layers = named_layers(model)
-    aliases = _aliases(model, layers)
+    patterns = [clean_name(pattern) for pattern in ([spec] if isinstance(spec, str) else spec)]
+    aliases = {name: name for name in layers} if layers.keys() >= set(patterns) else _aliases(model, layers)
     chosen: set[str] = set()
-    for pattern in map(clean_name, [spec] if isinstance(spec, str) else spec):
+    for pattern in patterns:
         known = [pattern] if pattern in aliases else [n for n in aliases if _fits(n.split("."), pattern.split("."))]
         matches = [aliases[name] for name in known]
         if not matches:
@@ -72,12 +73,13 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
             sealed += (f"{name}.",)
             continue
         scripted = isinstance(module, torch.jit.ScriptModule)
-        compiled = is_compiled(module) and not runs_eagerly()
+        compiled = is_compiled(module) and current_pass() is None
         if scripted or compiled:
             sealed += (f"{name}." if name else "",)
         border_is_open = not compiled or getattr(module, "_compiled_call_impl", None) is None
-        if clean_name(name) and border_is_open and not scripted:
-            layers.setdefault(clean_name(name), module)
+        by_author = clean_name(name)
+        if by_author and border_is_open and not scripted:
+            layers.setdefault(by_author, module)
     return layers
 
 

@@ -6,12 +6,31 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, of_type, overrides_functions
+
+ATOMS = (
+    str,
+    bytes,
+    bool,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    PurePath,
+    np.generic,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+"""Values that hold nothing, and never change."""
 
 
 class Part(NamedTuple):

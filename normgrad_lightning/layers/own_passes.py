@@ -16,11 +16,6 @@ def current_pass() -> object:
     return _passes[-1] if _passes else None
 
 
-def runs_eagerly() -> bool:
-    """Return whether compiled modules run eagerly now, as they do in own passes."""
-    return bool(_passes)
-
-
 @contextmanager
 def own_pass() -> Iterator[None]:
     """Mark what runs inside as an own pass."""

@@ -7,25 +7,19 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from normgrad_lightning.maths.scaling import at_any_scale
+from normgrad_lightning.maths.scaling import at_any_scale, can_look_at, some_images
 from normgrad_lightning.maths.tensor_subclasses import plain
 from normgrad_lightning.maths.windows import Window
 
 Term = tuple[float, Tensor, Tensor]
 """A factor, an activation and a gradient: `a · g ⊗ x`."""
-
-CHUNK_VALUES = 2**20
-"""How many values a temporary copy may hold: with fewer, threads wait for each other more often than they work."""
-
-DEVICE_CHUNK_VALUES = 2**27
-"""The same on other devices than a CPU, where small pieces gain nothing and each costs the host a launch."""
 
 
 @dataclass(frozen=True)
@@ -100,24 +94,29 @@ def channel_norm(t: Tensor, dim: int = 1, *, rescale: bool = True) -> Tensor:
         rescale: see `at_any_scale`.
     """
     t = plain(t).detach()
-    norm = partial(_norm, dim=dim % t.dim(), dtype=wide_dtype(t))
-    if t.numel() <= _chunk_values(t) or not (rescale or t.is_cpu):
-        return at_any_scale(norm, t, rescale=rescale)
-    return torch.cat([at_any_scale(norm, images, rescale=rescale) for (images,) in _some_images(t)])
+    return at_any_scale(partial(_norm, dim=dim % t.dim(), dtype=wide_dtype(t)), t, rescale=rescale)
 
 
 def _norm(t: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    if not t.is_cpu or not t.numel() or t.stride(dim) == 1:
+    if not can_look_at(t) or not t.numel() or t.stride(dim) == 1:
         norm: Tensor = torch.linalg.vector_norm(t, dim=dim, dtype=dtype)
         return norm
-    # A CPU adds whole planes several times faster than it reduces along an axis with gaps.
-    return t.to(dtype).square().sum(dim).sqrt_()
+    # A CPU adds whole planes several times faster than it reduces along an axis with gaps, and memory that was used
+    # just before is faster than new memory.
+    pieces = some_images(t)
+    squares = torch.empty_like(pieces[0], dtype=dtype)
+    norms = squares.new_empty([size for axis, size in enumerate(t.shape) if axis != dim])
+    for images, result in zip(pieces, torch.split(norms, len(squares)), strict=True):
+        square = squares[: len(images)]
+        wide = images if images.dtype == dtype else square.copy_(images)
+        torch.sum(torch.mul(wide, wide, out=square), dim, out=result)
+    return norms.sqrt_()
 
 
 def channel_dot(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner product over channels in float64, `(N, γ, *S)` of `(N, γ, C, *S)`."""
-    images = _some_images(plain(a).detach(), plain(b).detach())
-    return torch.cat([(_double(some) * _double(others)).sum(2) for some, others in images])
+    pieces = zip(some_images(plain(a).detach()), some_images(plain(b).detach()), strict=True)
+    return torch.cat([(_double(some) * _double(others)).sum(2) for some, others in pieces])
 
 
 def _double(t: Tensor) -> Tensor:
@@ -139,14 +138,3 @@ def _by_group(t: Tensor, groups: int, name: str) -> Tensor:
     if groups < 1 or channels % groups:
         raise ValueError(f"`groups`: expected a divisor of the {channels} channels of `{name}`, but got {groups}.")
     return t.reshape(len(t), groups, channels // groups, *t.shape[2:])
-
-
-def _some_images(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield a few images at a time: what is computed of all at once would take as much memory as they do."""
-    first = tensors[0]
-    some = max(1, _chunk_values(first) * len(first) // max(first.numel(), 1))
-    return zip(*(torch.split(t, some) for t in tensors), strict=True)
-
-
-def _chunk_values(t: Tensor) -> int:
-    return CHUNK_VALUES if t.is_cpu else DEVICE_CHUNK_VALUES

@@ -6,10 +6,22 @@ Scaling by a power of two is exact. So a norm that needs no scaling has the same
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+CHUNK_VALUES = 2**20
+"""How many values a temporary copy may hold: with fewer, threads wait for each other more often than they work."""
+
+DEVICE_CHUNK_VALUES = 2**27
+"""The same on other devices than a CPU, where small pieces gain nothing and each costs the host a launch."""
+
+
+def some_images(t: Tensor) -> Sequence[Tensor]:
+    """Return a few images at a time: what is computed of all at once would take as much memory as they do."""
+    most, values = CHUNK_VALUES if t.is_cpu else DEVICE_CHUNK_VALUES, t.numel()
+    return [t] if values <= most else torch.split(t, max(1, most * len(t) // values))
 
 
 def at_any_scale(norm: Callable[[Tensor], Tensor], t: Tensor, *, rescale: bool = True) -> Tensor:
@@ -25,12 +37,17 @@ def at_any_scale(norm: Callable[[Tensor], Tensor], t: Tensor, *, rescale: bool =
     """
     if not t.numel() or t.dtype == torch.float16:
         return norm(t)
-    if _can_look_at(t):
+    if can_look_at(t):
         result = norm(t)
         if _is_safe(result):
             return result
     elif not rescale:
         return norm(t)
+    pieces = [_scaled(norm, images) for images in some_images(t)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _scaled(norm: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     scale = unit_scale(t)
     result = norm(t * scale)
     return result / scale.reshape(-1, *(1,) * (result.dim() - 1))
@@ -61,7 +78,7 @@ def unit_scale(t: Tensor) -> Tensor:
     return 0.5 / power
 
 
-def _can_look_at(t: Tensor) -> bool:
+def can_look_at(t: Tensor) -> bool:
     """Return whether the values of a tensor can be known now, at no cost."""
     if torch.compiler.is_compiling() or not t.is_cpu or type(t) is not Tensor:
         return False

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.isolated.repeatable import check_repeatable
-from normgrad_lightning.isolated.sandbox import HALF, held_iterators
+from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.maths.tensor_subclasses import plain
 from normgrad_lightning.step.quiet import alone
 
@@ -118,7 +119,7 @@ class TrainingLoss:
     def check(self, module: LightningModule, batch: Any) -> None:
         """Raise if a step cannot be run, or could not be undone; the first time, try it on images of this batch."""
         check_training_loss(self._trainer, module, "`training_step`: maps that take an extra pass")
-        iterators = held_iterators(module) if self.name != METHOD else []
+        iterators = PythonState(module).iterators if self.name != METHOD else []
         if iterators:
             raise ValueError(
                 f"`training_step`: expected a step that can be run again, but the module holds an iterator or a queue "

@@ -14,6 +14,7 @@ from torch import nn
 from twice import tap
 
 from normgrad_lightning import NormGrad, grad_cam_maps, order0_maps
+from normgrad_lightning.isolated.sandbox import MIN_SHARED_VALUES
 
 
 def loss_fn(model, batch):
@@ -35,6 +36,25 @@ def test_its_maps_are_those_of_a_recorded_backward(target, layers):
     for name, m in maps.items():
         torch.testing.assert_close(m, recorder.maps[name], rtol=1e-10, atol=1e-12)
         assert m.sum() > 0
+
+
+@pytest.mark.parametrize("write", [lambda t: t.mul_(2), lambda t: t.numpy().fill(1), lambda t: t.data.zero_()])
+def test_a_loss_may_write_to_a_large_batch_which_stays_as_it_is(write):
+    images_labels = batch(4, (48, 48))
+    before, model = copy.deepcopy(images_labels), ResNet().eval()
+    assert images_labels[0].numel() > MIN_SHARED_VALUES
+
+    def writes(model, batch):
+        write(batch[0])
+        return loss_fn(model, batch)
+
+    written = copy.deepcopy(images_labels)
+    write(written[0])
+    expected = order0_maps(model, loss_fn, written, "stage*")
+    for _ in range(2):
+        maps = order0_maps(model, writes, images_labels, "stage*")
+        assert all(torch.equal(maps[name], m) for name, m in expected.items())
+        assert all(map(torch.equal, images_labels, before))
 
 
 def test_transformers_and_segmenters_too():

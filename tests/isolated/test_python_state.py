@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from twice import Lit, assert_same, train, watching
 
+from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.isolated.repeatable import NotRepeatable, check_repeatable
-from normgrad_lightning.isolated.sandbox import Sandbox, held_iterators
+from normgrad_lightning.isolated.sandbox import Sandbox
 
 
 class Key:
@@ -172,7 +173,7 @@ def test_a_cache_holds_no_stand_in_weights():
 def test_a_simple_queue_is_refused_as_an_iterator_is():
     net = Net()
     net.waiting = queue.SimpleQueue()
-    assert held_iterators(net) == ["SimpleQueue"]
+    assert PythonState(net).iterators == ["SimpleQueue"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

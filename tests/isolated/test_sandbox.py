@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.nn.utils import parametrizations
 
-from normgrad_lightning.isolated.sandbox import NoCollectives, Sandbox, held_iterators
+from normgrad_lightning.isolated.python_state import PythonState
+from normgrad_lightning.isolated.sandbox import NoCollectives, Sandbox
 from normgrad_lightning.layers.own_passes import current_pass, own_pass
 
 
@@ -144,8 +145,8 @@ def test_what_methods_partials_and_closures_hold_comes_back(make):
     "iterator", [iter([1]), itertools.count(), (i for i in range(3))], ids=["list", "count", "own"]
 )
 def test_iterators_are_named(iterator):
-    assert held_iterators(Net(it=[iterator])) == [type(iterator).__name__]
-    assert held_iterators(Net()) == []
+    assert PythonState(Net(it=[iterator])).iterators == [type(iterator).__name__]
+    assert PythonState(Net()).iterators == []
 
 
 def test_a_batch_norm_with_children_runs_in_eval_mode():

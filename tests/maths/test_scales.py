@@ -107,13 +107,13 @@ def test_the_form_for_other_devices_gives_the_same(exponent, monkeypatch):
     """There all images are scaled, as a look at values would wait for the device."""
     t = (normal(4, 16, 5, 5).clamp(-1, 1).float() + 1) * 2.0 ** (exponent - 1)
     on_cpu = products.channel_norm(t)
-    monkeypatch.setattr(scaling, "_can_look_at", lambda t: False)
+    monkeypatch.setattr(scaling, "can_look_at", lambda t: False)
     assert torch.equal(products.channel_norm(t), on_cpu)
 
 
 @pytest.mark.parametrize("looks", [True, False])
 def test_what_is_not_finite_stays_so_and_what_is_beside_it_stays_right(looks, monkeypatch):
-    monkeypatch.setattr(scaling, "_can_look_at", lambda t: looks)
+    monkeypatch.setattr(scaling, "can_look_at", lambda t: looks)
     t = normal(3, 4, 2, 2).float()
     clean = products.channel_norm(t)
     t[0, 1, 0, 0], t[1, 2, 1, 1] = math.nan, -math.inf
@@ -141,6 +141,16 @@ def test_large_tensors_in_pieces_are_right_at_any_scale():
     t = normal(5, 512, 32, 32)
     sizes = torch.tensor([1e-30, 1, 1e30, 0, 1e-22], dtype=torch.float64).reshape(-1, 1, 1, 1)
     close(products.channel_norm((t * sizes).float()), torch.linalg.vector_norm((t * sizes).float().double(), dim=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_pieces_are_right_for_any_memory_order(dtype, dim, monkeypatch):
+    """All pieces share the memory of their squares, and the last one is smaller; gradients may be stretched."""
+    whole = normal(7, 3, 4, 5).to(dtype)
+    monkeypatch.setattr(scaling, "CHUNK_VALUES", 2 * whole[0].numel())
+    for t in (whole, whole.transpose(2, 3), whole[..., ::2], whole[..., :1].expand(7, 3, 4, 5)):
+        close(products.channel_norm(t, dim), torch.linalg.vector_norm(t.double(), dim=dim))
 
 
 def test_contrast_of_maps_whose_sums_overflow_or_nearly_vanish():
