@@ -30,7 +30,7 @@ from shortcuts import MARKED, Marked, accuracy, drawn_shapes, photographs, some_
 from torch import nn
 
 from normgrad_lightning import NormGrad
-from normgrad_lightning.check.network import NetworkWatch, recognised
+from normgrad_lightning.check.network import Comparison, NetworkWatch
 from normgrad_lightning.check.passes import Pool, network_pool
 from normgrad_lightning.check.rounds import Check
 from normgrad_lightning.check.rule import rests
@@ -189,7 +189,7 @@ def train(case: Case, seed: int, is_marked: bool) -> Run:
 
 def pool_of(recorder: NormGrad, watch: NetworkWatch, images: Any, labels: Any, loss: torch.Tensor) -> Pool:
     """Return what the step has shown."""
-    call = recognised(watch.calls, labels.tolist(), loss)
+    call, *_ = Comparison(watch.calls, labels, loss).result()
     assert call is not None
     return network_pool(call, images, recorder.latest_maps(), labels.tolist())
 

@@ -111,7 +111,8 @@ class NetworkWatch:
     def detach(self) -> None:
         """Take the hooks off; the calls stay."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()  # before it is forgotten: Ctrl-C may come here, and then this is called again
+            self._handles.pop()
 
     def clear(self) -> None:
         """Let go of the step."""
