@@ -54,7 +54,7 @@ class AutoSearch:
             for candidate in self.candidates
             if (not of_weights or why_no_weight(candidate.layer) is None)
             and (among is None or candidate.name in among)
-            and not self._is_inside_of_off_grid(candidate)
+            and not self._mixes_frames(candidate)
         ]
         return choose(candidates, nonzero, in_branches=of_weights)
 
@@ -67,10 +67,11 @@ class AutoSearch:
         for why, names in self._off_grid.items():
             yield list(names), why
 
-    def _is_inside_of_off_grid(self, candidate: CandidateLayer) -> bool:
-        """Return whether a layer is a branch inside a block whose tokens are on no grid, as those of several frames."""
-        off_grid = (name for names in self._off_grid.values() for name in names)
-        return candidate.bypass > 0 and any(candidate.name.startswith(f"{name}.") for name in off_grid)
+    def _mixes_frames(self, candidate: CandidateLayer) -> bool:
+        """Return whether a layer is a branch inside a block whose tokens are those of several frames."""
+        return candidate.bypass > 0 and any(
+            candidate.name.startswith(f"{name}.") for name in self._off_grid.get(_OF_CLIPS, ())
+        )
 
     def keeps_order(self, point: Tensor) -> bool:
         """Return whether the tokens of a tensor are in the order of the image's rows, as far as its graph shows."""
