@@ -16,7 +16,7 @@ from networks import ResNet, batch
 from omegaconf import OmegaConf
 
 from normgrad_lightning import NormGradCallback, grad_cam_maps
-from normgrad_lightning.cli import command
+from normgrad_lightning.cli import arguments
 from normgrad_lightning.cli.command import main
 
 ROOT = Path(__file__).parent.parent
@@ -106,7 +106,7 @@ def test_its_list_of_layers_is_what_the_command_prints(capsys):
 
 
 def test_its_other_command_is_one_that_the_parser_takes():
-    options = command._parser().parse_args(explain_in("README.md").split())
+    options = arguments.parser().parse_args(explain_in("README.md").split())
     assert [str(path) for path in options.images] == ["cat.png", "dog.png"]
     assert (options.label, options.size) == ([3, 5], [224, 224])
     assert len(options.mean) == len(options.std) == 3
@@ -119,7 +119,7 @@ def explain_in(page):
 
 def test_the_command_of_the_picture_is_one_that_the_parser_takes_and_that_of_the_example():
     told = explain_in("examples/README.md")
-    options = command._parser().parse_args(told.split())
+    options = arguments.parser().parse_args(told.split())
     assert options.module == "07_trained_network:lite0"
     example = (ROOT / "examples/07_trained_network.py").read_text()
     in_example = re.search(r"(explain .*?)\n\n", example, flags=re.S)[1].replace("\\\n", "")
