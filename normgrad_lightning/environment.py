@@ -98,9 +98,9 @@ def parse(text: str, kind: Any) -> Any:
     if origin is Sequence:
         parts = (text[1:-1] if _is_bracketed(text) else text).split(",")
         return [parse(part.strip().strip("'\""), inner[0]) for part in parts]
-    if origin is Literal:
-        return _choice(text, inner)
-    return _READERS[kind](text)
+    if origin is Literal and text not in inner:
+        raise ValueError(text)
+    return text if origin is Literal else _PLAIN[kind][0](text)
 
 
 def spoken(kind: Any) -> str:
@@ -113,7 +113,7 @@ def spoken(kind: Any) -> str:
         return f"{spoken(inner[0])} (several: separated by commas)"
     if origin is Literal:
         return ", ".join(map(repr, inner))
-    return _WORDS[kind]
+    return _PLAIN[kind][1]
 
 
 def _first_that_fits(text: str, kinds: Sequence[Any]) -> Any:
@@ -132,12 +132,6 @@ def _is_bracketed(text: str) -> bool:
     return (text[:1], text[-1:]) in (("[", "]"), ("(", ")"))
 
 
-def _choice(text: str, choices: Sequence[str]) -> str:
-    if text not in choices:
-        raise ValueError(text)
-    return text
-
-
 def _yes_or_no(text: str) -> bool:
     if text.lower() not in (*_YES, *_NO):
         raise ValueError(text)
@@ -149,5 +143,11 @@ def _none(text: str) -> None:
         raise ValueError(text)
 
 
-_READERS: dict[Any, Callable[[str], Any]] = {bool: _yes_or_no, int: int, float: float, str: str, NoneType: _none}
-_WORDS = {bool: "1 or 0", int: "a whole number", float: "a number", str: "text", NoneType: "none"}
+_PLAIN: dict[Any, tuple[Callable[[str], Any], str]] = {
+    bool: (_yes_or_no, "1 or 0"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "text"),
+    NoneType: (_none, "none"),
+}
+"""What reads a value of each type, and the type in the words of a message."""

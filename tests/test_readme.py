@@ -17,7 +17,7 @@ from networks import ResNet, batch
 from omegaconf import OmegaConf
 
 from normgrad_lightning import NormGradCallback, grad_cam_maps
-from normgrad_lightning.cli import command
+from normgrad_lightning.cli import arguments
 from normgrad_lightning.cli.command import main
 
 ROOT = Path(__file__).parent.parent
@@ -108,7 +108,7 @@ def test_its_list_of_layers_is_what_the_command_prints(capsys):
 
 def test_the_command_of_the_notes_is_one_that_the_parser_takes():
     _, told = explained()
-    options = command._parser().parse_args(told.split())
+    options = arguments.parser().parse_args(told.split())
     assert [str(path) for path in options.images] == ["cat.png", "dog.png"]
     assert (options.label, options.size) == ([3, 5], [224, 224])
     assert len(options.mean) == len(options.std) == 3
@@ -122,7 +122,7 @@ def explained():
 
 def test_the_command_of_the_picture_is_one_that_the_parser_takes_and_that_of_the_example():
     told, _ = explained()
-    options = command._parser().parse_args(told.split())
+    options = arguments.parser().parse_args(told.split())
     assert options.module == "07_trained_network:lite0"
     example = (ROOT / "examples/07_trained_network.py").read_text()
     in_example = re.search(r"(explain .*?)\n\n", example, flags=re.S)[1].replace("\\\n", "")

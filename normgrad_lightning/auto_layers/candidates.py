@@ -45,12 +45,17 @@ class CandidateLayer:
     is_dead_end: bool = False
 
     @property
+    def bypass(self) -> int:
+        """How many features go around it; if the graph does not show it, none are known."""
+        return 0 if self.position is None else self.position.bypass
+
+    @property
     def is_out_of_order(self) -> bool:
-        """Whether all that is learned goes through tokens that are not in the order of the image's rows."""
+        """Whether its tokens are not in the order of the image's rows."""
         position = self.position
         if position is None or not self.layout.is_guessed or not position.comes_from_images:
             return False
-        return not position.bypass and not position.keeps_order
+        return not position.keeps_order
 
 
 class CandidateLayers:

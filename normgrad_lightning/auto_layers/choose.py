@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -18,6 +18,7 @@ MAX_AUTO_LAYERS = 5
 MIN_FAMILY = 4
 """With at least this many equal blocks on one grid, blocks are sampled rather than resolutions."""
 NEARLY_ALL = 0.9
+_IN_STEMS = 2
 
 _PLAIN_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -66,8 +67,8 @@ class _Network:
         self._knows_nonzero = bool(with_signal)
         self.usable = with_signal or usable
         self._weights = _weights(candidates)
-        self._single = {s.tensor for s in candidates if _is_linear_map(s)}
-        self._cuts = {s.layout.grid for s in self.usable if not _bypass(s)}
+        self._candidates = candidates
+        self._cuts = {s.layout.grid for s in self.usable if not s.bypass}
 
     @property
     def isotropic(self) -> Grid | None:
@@ -82,15 +83,19 @@ class _Network:
         in_family = sum(p.numel() for s in family for p in s.layer.parameters())
         weights = sum(total.values())
         has_most = total[grid] >= NEARLY_ALL * weights and in_family >= weights / 2
-        return grid if has_most and len(family) >= MIN_FAMILY else None
+        has_others = any(self._has_blocks(other) for other in self._cuts - {grid})
+        return grid if has_most and not has_others and len(family) >= MIN_FAMILY else None
 
     def blocks_on(self, grid: Grid) -> list[str]:
         """Return the largest family of sibling blocks on a grid; without one, all layers with weights there."""
         family = self._family(grid)
         family = family if len(family) > 1 else self._family(grid, parallel=True)
         if len(family) < 2:
-            names = list(dict.fromkeys(s.name for s in self._on(grid) if s.weighted and not _is_block(s)))
-            return [name for name in names if not any(inner.startswith(f"{name}.") for inner in names)]
+            layers = [s for s in self._on(grid) if s.weighted and not _is_block(s)]
+            fewest = min((s.bypass for s in layers), default=0)
+            names = list(dict.fromkeys(s.name for s in layers if s.bypass == fewest))
+            names = [name for name in names if not any(inner.startswith(f"{name}.") for inner in names)]
+            return names if len(names) > 1 or not family else [self._end(grid).name]
         names = [s.name for s in family]
         # With a class token, the head reads that token alone: the patch tokens of the last block get no gradient.
         return names[:-1] if family[-1].layout.prefix and not self._knows_nonzero else names
@@ -109,6 +114,11 @@ class _Network:
     def _on(self, grid: Grid) -> list[CandidateLayer]:
         return [s for s in self.usable if s.layout.grid == grid]
 
+    def _has_blocks(self, grid: Grid) -> bool:
+        """Return whether a grid has several blocks that are more than the convolutions with norms of a stem."""
+        family = self._family(grid)
+        return len(family) > 1 and max(s.weighted for s in family) > _IN_STEMS
+
     def _family(self, grid: Grid, *, parallel: bool = False) -> list[CandidateLayer]:
         """Return the largest family of blocks of one class on a grid, as the network runs: siblings, or else any.
 
@@ -116,17 +126,11 @@ class _Network:
             grid: the grid.
             parallel: whether to take parallel branches as well, which more features go around.
         """
-        siblings: dict[tuple[str, type], dict[str, CandidateLayer]] = defaultdict(dict)
-        alike: dict[type, dict[str, CandidateLayer]] = defaultdict(dict)
         blocks = [s for s in self._on(grid) if _is_block(s)]
-        fewest = min(map(_bypass, blocks), default=0)
-        for s in blocks:
-            if parallel or _bypass(s) == fewest:
-                siblings[s.name.rpartition(".")[0], type(s.layer)][s.name] = s
-                alike[type(s.layer)][s.name] = s
-        largest = max(siblings.values(), key=_family_size, default={})
-        family = largest if len(largest) > 1 else max(alike.values(), key=_family_size, default={})
-        return list(family.values())
+        fewest = min((s.bypass for s in blocks), default=0)
+        blocks = [s for s in blocks if parallel or s.bypass == fewest]
+        largest = max(_families(blocks, _siblings), key=_family_size, default=[])
+        return largest if len(largest) > 1 else max(_families(blocks, _class), key=_family_size, default=[])
 
     def _end(self, grid: Grid) -> CandidateLayer:
         """Return the last layer of a grid: of the layers alike by each rule in turn, the last one.
@@ -140,8 +144,9 @@ class _Network:
         group = [s for s in group if not self._is_on_the_way(s)] or group
         group = [s for s in group if not self._predicts(s)] or group
         group = [s for s in group if not self._is_in_head(s)] or group
-        fewest = min(map(_bypass, group))
-        group = [s for s in group if _bypass(s) == fewest]
+        fewest = min(s.bypass for s in group)
+        tapped = _tapped(group, fewest)
+        group = [s for s in group if s.bypass == fewest or s in tapped]
         group = [s for s in group if not self._holds_stages(s)] or group
         largest = max((_size(s) for s in group if _is_block(s)), default=-1)
         return [s for s in group if _is_block(s) or _size(s) > largest][-1]
@@ -151,10 +156,16 @@ class _Network:
         return _has_proportions(s) and not self._is_on_the_way(s)
 
     def _predicts(self, s: CandidateLayer) -> bool:
-        """Return whether a layer gives what the network predicts: logits, or an image; not what a block adds up."""
-        if s.position is None or s.position.feeds_weights:
-            return False
-        return not _is_block(s) or s.tensor in self._single
+        """Return whether a layer gives what the network predicts: logits, or an image; not what a block adds up.
+
+        A block predicts if a linear map in it does and nothing goes around that, or if it only adds up several.
+        """
+        if _feeds_weights(s) or not _is_block(s):
+            return not _feeds_weights(s)
+        inside = [part for part in self._candidates if part.weighted and part.name.startswith(f"{s.name}.")]
+        ends = [part for part in inside if _is_linear_map(part) and not _feeds_weights(part)]
+        adds = len(ends) > 1 and not any(_feeds_weights(part) and part.layout.grid == s.layout.grid for part in inside)
+        return adds or any(end.bypass == s.bypass for end in ends)
 
     def _is_in_head(self, s: CandidateLayer) -> bool:
         """Return whether a layer is inside a block that predicts, and that works on this grid only."""
@@ -178,9 +189,14 @@ class _Network:
             before = sum(count for grid, count in inside if grid == s.layout.grid)
             is_small = not _is_block(s) or before < sum(count for _, count in inside) / 2
             steps = {grid for grid, _ in inside} <= {s.layout.grid, *self._grids[block]}
-            if block in self._returning or (is_small and steps):
+            if block in self._returning or (steps and (is_small or self._is_part_of_decoder_stage(s, block))):
                 return True
         return False
+
+    def _is_part_of_decoder_stage(self, s: CandidateLayer, block: str) -> bool:
+        """Return whether a layer is in a part of a block that ends on a finer grid, not in its list of blocks."""
+        part = s.name.removeprefix(f"{block}.").partition(".")[0]
+        return f"{block}.{part}" in self._grids and _cells(s.layout.grid) < min(map(_cells, self._grids[block]))
 
     def _blocks_around(self, s: CandidateLayer) -> list[str]:
         """Return the blocks that hold a layer, though not all of them, and end on another grid."""
@@ -263,7 +279,7 @@ def _without_matrices(candidates: Sequence[CandidateLayer]) -> list[CandidateLay
     tokens: set[int] = set()
     for s in candidates:
         grid = s.layout.grid
-        if grid in grids or not _bypass(s) or not tokens.issuperset(grid):
+        if grid in grids or not s.bypass or not tokens.issuperset(grid):
             kept.append(s)
             grids.add(grid)
             tokens.update((_cells(grid), _cells(grid) + s.layout.prefix))
@@ -301,14 +317,22 @@ def _comes_back(grid: Grid, visits: Sequence[Grid]) -> bool:
     return any(_cells(other) < _cells(grid) for other in visits[first:last])
 
 
+def _tapped(group: Iterable[CandidateLayer], fewest: int) -> list[CandidateLayer]:
+    """Return the blocks of a list whose features a decoder uses, too: what it uses of one goes around the next ones."""
+    in_lists = [s for s in group if _is_block(s) and s.name.rpartition(".")[2].isdigit()]
+    families = _families(in_lists, _siblings)
+    tapped = [one for one in families if one[0].bypass <= fewest + 1 and one[0].bypass < one[-1].bypass]
+    return [s for family in tapped for s in family]
+
+
 def _from_branch(s: CandidateLayer) -> CandidateLayer:
     """Return the candidate as if the block's input did not go around it."""
     return s if s.position is None else replace(s, position=replace(s.position, bypass=max(s.position.bypass - 1, 0)))
 
 
-def _bypass(s: CandidateLayer) -> int:
-    """Return how many features go around a layer; if the graph does not show it, none are known."""
-    return 0 if s.position is None else s.position.bypass
+def _feeds_weights(s: CandidateLayer) -> bool:
+    """Return whether any weights come after a layer; if the graph does not show it, they do."""
+    return s.position is None or s.position.feeds_weights
 
 
 def _is_linear_map(s: CandidateLayer) -> bool:
@@ -320,9 +344,27 @@ def _cells(grid: Grid) -> int:
     return math.prod(grid)
 
 
-def _family_size(family: Mapping[str, CandidateLayer]) -> tuple[int, int]:
+def _families(
+    blocks: Iterable[CandidateLayer], key: Callable[[CandidateLayer], Hashable]
+) -> list[list[CandidateLayer]]:
+    """Return the blocks with the same key together, each once, as the network runs."""
+    families: dict[Hashable, dict[str, CandidateLayer]] = defaultdict(dict)
+    for s in blocks:
+        families[key(s)][s.name] = s
+    return [list(family.values()) for family in families.values()]
+
+
+def _class(s: CandidateLayer) -> type:
+    return type(s.layer)
+
+
+def _siblings(s: CandidateLayer) -> tuple[str, type]:
+    return s.name.rpartition(".")[0], type(s.layer)
+
+
+def _family_size(family: Sequence[CandidateLayer]) -> tuple[int, int]:
     """Return how many blocks a family has, then how many weights."""
-    return len(family), sum(map(_size, family.values()))
+    return len(family), sum(map(_size, family))
 
 
 def _size(s: CandidateLayer) -> int:

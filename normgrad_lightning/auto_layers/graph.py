@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch import Tensor
 Value = tuple[Any, int]
 """A tensor as the graph knows it: the node that made it, and which of the node's outputs it is."""
 
+_VIEWS = ("View", "ReshapeAlias", "UnsafeView")
+_POOLS = ("Max", "Amax", "Mean", "Sum")
 _PICKS_BY_INDEX = ("Gather", "Index", "MaskedSelect", "MaskedScatter", "Scatter", "Take")
 _ATTENDS = ("Bmm", "ScaledDotProduct")
 _AXES_OF_BLOCKS = 6
@@ -31,12 +34,13 @@ class GraphPosition:
     """Where in the network a tensor stands.
 
     Attributes:
-        bypass: how many other features go around it: made before it, and used after it.
+        bypass: how many other features go around it: made before it, and used after it by the network.
         is_cut: whether nothing goes around it, not even a class token, a pooled vector or the loss of another head.
         comes_from_images: whether it is computed from the images.
         keeps_order: whether it may have the images' order: on some way from the images to it, nothing is picked by
-            an index, as a random subset of patches is, nothing is sorted into blocks, no other tokens are put behind
-            the patches, and nothing is only looked up by other tokens, such as words or queries.
+            an index, as a random subset of patches is, nothing is sorted into blocks, cells of distant rows are not
+            pooled, no other tokens are put behind the patches, and nothing is only looked up by other tokens, such as
+            words or queries.
         feeds_weights: whether any weights come after it. If not, it is what the network predicts.
     """
 
@@ -65,7 +69,7 @@ class Graph:
         self._in_order = self._reached_in_order(begin) if begin else set(self._nodes)
         self._feeding = self._with_weights_after()
         self._last_use = self._last_uses(roots)
-        self._features = self._count_alive(_is_spatial)
+        self._features = self._count_alive(self._is_feature)
         self._values = self._count_alive(lambda value: True)
 
     def position_of(self, value: Value) -> GraphPosition | None:
@@ -76,7 +80,7 @@ class Graph:
             return None
         goes_on = self._goes_on(value)
         return GraphPosition(
-            bypass=self._features[index] - (goes_on and _is_spatial(value)),
+            bypass=self._features[index] - (goes_on and self._is_feature(value)),
             is_cut=self._values[index] == goes_on,
             comes_from_images=node in self._from_images,
             keeps_order=node in self._in_order,
@@ -97,7 +101,7 @@ class Graph:
             # A product of attention has the order of its first factor.
             sources = node.next_functions[:1] if name.startswith(_ATTENDS) else self._inputs[node]
             if any(source in reached for source, _ in sources) and not (
-                _reorders(node, name) or self._puts_others_behind(node, name)
+                _reorders(node, name) or _folds(node, name) or self._puts_others_behind(node, name)
             ):
                 reached.add(node)
         return reached
@@ -112,9 +116,14 @@ class Graph:
         """Return the nodes whose values are used together with weights, at once or later."""
         feeding: set[Any] = set()
         for node in reversed(self._nodes):
-            if node in feeding or _has_weights(node):
+            if node in feeding or _has_weights(node) or self._has_computed_weights(node):
                 feeding.update(source for source, _ in self._inputs[node])
         return feeding
+
+    def _has_computed_weights(self, node: Any) -> bool:
+        """Return whether a node uses what is computed from parameters alone, as transposed or normalised weights."""
+        sources = [value for value in self._inputs[node] if value[0] not in self._from_images]
+        return node in self._from_images and any(prod(_shape(value)) > 1 for value in sources)
 
     def _last_uses(self, roots: Iterable[Value]) -> dict[Value, int]:
         """Return the index of the last node that uses each value; what nothing else uses is used at the end."""
@@ -134,6 +143,10 @@ class Graph:
                 changes[self._index_of[value[0]]] += 1
                 changes[last] -= 1
         return list(accumulate(changes[index] for index in range(len(self._nodes))))
+
+    def _is_feature(self, value: Value) -> bool:
+        """Return whether a value has several locations, and is not just what the network gives."""
+        return _is_spatial(value) and self._last_use.get(value) != len(self._nodes)
 
     def _goes_on(self, value: Value) -> bool:
         """Return whether a value comes from the images and is used again."""
@@ -175,8 +188,24 @@ def _made(node: Any) -> int:
 
 def _is_spatial(value: Value) -> bool:
     """Return whether a value has several locations: not a class token, a pooled vector or the weights of channels."""
+    return sum(int(size) > 1 for size in _shape(value)[1:]) > 1
+
+
+def _shape(value: Value) -> tuple[int, ...]:
     node, nr = value
-    return sum(int(size) > 1 for size in node._input_metadata[nr].shape[1:]) > 1
+    return tuple(node._input_metadata[nr].shape)
+
+
+def _folds(node: Any, name: str) -> bool:
+    """Return whether a node pools tokens over an axis that a view has just split off: distant rows fall together."""
+    split, nr = node.next_functions[0] if name.startswith(_POOLS) else (None, 0)
+    if split is None or not split.name().startswith(_VIEWS) or _is_leaf(split.next_functions[0][0]):
+        return False
+    before, between, after = _shape(split.next_functions[0]), _shape((split, nr)), _shape((node, 0))
+    if (len(before), len(between)) != (_AXES_OF_TOKENS, _AXES_OF_TOKENS + 1):
+        return False
+    images, parts, tokens, channels = between
+    return before == (images, parts * tokens, channels) and after == (images, tokens, channels)
 
 
 def _reorders(node: Any, name: str) -> bool:

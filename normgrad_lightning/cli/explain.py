@@ -1,26 +1,28 @@
-r"""Make maps of a trained model for given images.
-
-OUT.png is a sheet of them, OUT.npz has the numbers: `kind/layer`, for images,
-rows and columns. Of classes with eight images or more, the strongest place is
-covered, and pasted into others, to see what the loss does. The loss is the
-module's `normgrad_loss(batch)` if it has one, else the cross-entropy of its
-scores and the label.
-
-Example:
-  normgrad-lightning explain last.ckpt cat.png dog.png \
-      --module train.py:LitModel --label 3 5 --size 224x224
-"""
+"""The command `explain`: maps of a trained model for given images, and its check."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normgrad_lightning.cli.arguments import add_model_arguments, numbers, size
+import numpy as np
+from PIL import Image
+from torch import Tensor, nn
+
+from normgrad_lightning.check.card import check_card
+from normgrad_lightning.check.given import check_maps
+from normgrad_lightning.check.passes import CannotCheck
+from normgrad_lightning.check.results import ClassCheck
+from normgrad_lightning.check.rule import MIN_IMAGES, sentence
+from normgrad_lightning.cli.checkpoint import load_trained
+from normgrad_lightning.cli.image_maps import auto_layers_of, labels_for, loss_of, maps_of
+from normgrad_lightning.cli.images import channels_of, load_images, normalised, pictures_of, saved_numbers
 from normgrad_lightning.cli.terminal import say
-from normgrad_lightning.maps import KINDS
+from normgrad_lightning.views.figure import explanation_sheet, with_heading
+from normgrad_lightning.views.style import Style
 
 RAW = (
     "Images go in as 0 to 1: --mean and --std are not given, and the checkpoint has none that can be used. If "
@@ -29,35 +31,9 @@ RAW = (
 """What to say where nothing is normalised: such maps look plausible."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="of Lightning, or a plain state dict")
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="picture files, or folders of them")
-    add_model_arguments(parser, module_is_required=True)
-    label = "number of the class of all images, or of each (the model's own guess)"
-    parser.add_argument("--label", type=int, nargs="+", metavar="N", help=label)
-    parser.add_argument(
-        "--maps", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=f"{', '.join(KINDS)} (all)"
-    )
-    parser.add_argument("--layers", nargs="+", metavar="NAME", default=["auto"], help="names or globs (auto)")
-    parser.add_argument("--size", type=size, metavar="HxW", help="what to resize images to (as they are)")
-    parser.add_argument("--mean", type=numbers, metavar="M,M,M", help="of pixels in [0, 1] (the hyperparameter `mean`)")
-    parser.add_argument("--std", type=numbers, metavar="S,S,S", help="of pixels in [0, 1] (the hyperparameter `std`)")
-    parser.add_argument("--out", type=Path, default=Path("normgrad"), help="what to write, without .png (normgrad)")
-
-
 def run(options: argparse.Namespace) -> None:
     """Write the sheet and the numbers."""
     picture, arrays = _files_to_write(options.out)
-    import numpy as np
-
-    from normgrad_lightning.cli.checkpoint import load_trained
-    from normgrad_lightning.cli.image_check import checks_of, with_check
-    from normgrad_lightning.cli.image_maps import auto_layers_of, labels_for, maps_of
-    from normgrad_lightning.cli.images import channels_of, load_images, normalised, pictures_of, saved_numbers
-    from normgrad_lightning.views.figure import explanation_sheet, with_heading
-    from normgrad_lightning.views.style import Style
-
     module = load_trained(options.checkpoint, options.module, dict(options.arg), trusted=options.unsafe)
     mean, std = options.mean or saved_numbers(module, "mean"), options.std or saved_numbers(module, "std")
     if mean is None and std is None:
@@ -77,8 +53,8 @@ def run(options: argparse.Namespace) -> None:
         for kind, of_layers in results[0].items()
     }
     style = Style(mean=mean or 0.0, std=std or 1.0)  # pixels as the files have them
-    checks, lines = checks_of(module, images, labels, layers)
-    sheet = with_check(explanation_sheet(images.numpy(), captions, maps, style), checks, style)
+    checks, lines = _checks_of(module, images, labels, layers)
+    sheet = _with_check(explanation_sheet(images.numpy(), captions, maps, style), checks, style)
     if options.label is None and len(images) > 2 and len(set(labels.tolist())) == 1:  # often so if wrongly normalised
         doubt = f"All images get one guess, {labels[0]}: is the normalisation right? --mean and --std set it."
         sheet = with_heading(sheet, doubt)
@@ -106,3 +82,35 @@ def _files_to_write(out: Path) -> list[Path]:
         if is_new:
             file.unlink()
     return files
+
+
+def _checks_of(
+    module: nn.Module, images: Tensor, labels: Tensor, layers: Sequence[str]
+) -> tuple[dict[str, ClassCheck], list[str]]:
+    """Return the check of each class with at least eight images, by number, and lines to print; of few images, none."""
+    if len(images) < MIN_IMAGES:
+        return {}, []
+    try:
+        checks = check_maps(module, loss_of(module), (images, labels), layers, labels=labels.tolist())
+    except CannotCheck as error:
+        return {}, [f"The check cannot be done: {error}."]
+    return checks, [sentence(list(checks.values())).replace("`", ""), *map(_line, checks.values())]
+
+
+def _with_check(sheet: Image.Image, checks: Mapping[str, ClassCheck], style: Style) -> Image.Image:
+    """Return the sheet with the card of the check below, if there is one."""
+    if not checks:
+        return sheet
+    card = Image.fromarray(np.ascontiguousarray(check_card(list(checks.values()), style)[..., :3]))
+    whole = Image.new("RGB", (max(sheet.width, card.width + 20), sheet.height + card.height), "white")
+    whole.paste(sheet, (0, 0))
+    whole.paste(card, (20, sheet.height))
+    return whole
+
+
+def _line(one: ClassCheck) -> str:
+    line = f"  {one.name}, {one.n} images: loss {one.plain:.2f}"
+    line += f", place covered {one.covered:.2f}, another {one.covered_control:.2f}"
+    if one.pasted is None or one.pasted_control is None:
+        return line
+    return f"{line}; others with the place pasted {one.pasted:.2f}, with another part {one.pasted_control:.2f}"

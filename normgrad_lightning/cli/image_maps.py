@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,12 +68,9 @@ def labels_for(module: nn.Module, images: Tensor, given: Sequence[int] | None) -
 
 def loss_of(module: nn.Module) -> LossFunction:
     """Return the module's `normgrad_loss`, or else the cross-entropy of its scores and the label."""
-    return _normgrad_loss if hasattr(module, "normgrad_loss") else _cross_entropy
-
-
-def _normgrad_loss(module: Any, batch: Batch) -> Tensor:
-    loss: Tensor = module.normgrad_loss(batch)
-    return loss
+    if hasattr(module, "normgrad_loss"):
+        return lambda stand_in, batch: stand_in.normgrad_loss(batch)  # type: ignore[operator]
+    return lambda stand_in, batch: F.cross_entropy(_scores(stand_in, batch[0]), batch[1])
 
 
 def _scores(module: nn.Module, images: Tensor) -> Tensor:
@@ -93,10 +89,6 @@ def _scores(module: nn.Module, images: Tensor) -> Tensor:
             "another loss, define `normgrad_loss(self, batch)`, leave `grad_cam` out of `--maps`, and give `--label`."
         )
     return scores
-
-
-def _cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(_scores(module, batch[0]), batch[1])
 
 
 def _negative_score(module: nn.Module, batch: Batch) -> Tensor:

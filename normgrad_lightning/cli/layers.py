@@ -1,11 +1,4 @@
-"""List the layers of a model that can be named in `layers`.
-
-A star marks those that "auto" would take. A dash for a grid marks those that
-have no features on the image, and so no map.
-
-Example:
-  normgrad-lightning layers torchvision.models:resnet18 --input 3x224x224
-"""
+"""The command `layers`: the layers of a model that can be named."""
 
 from __future__ import annotations
 
@@ -13,30 +6,25 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from normgrad_lightning.cli.arguments import add_model_arguments, shape
+import torch
+from torch import Tensor, nn
+
+from normgrad_lightning.cli.checkpoint import load_trained
+from normgrad_lightning.cli.model_by_name import find, made_by
 from normgrad_lightning.cli.terminal import printable, say
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    model = "what makes the model: train.py:LitModel or package.module:Name; with --module, a checkpoint"
-    parser.add_argument("model", metavar="MODEL", help=model)
-    parser.add_argument("--input", type=shape, default=[3, 224, 224], metavar="CxHxW", help="of an image (3x224x224)")
-    add_model_arguments(parser, module_is_required=False)
+from normgrad_lightning.hooks.observer import Observer
+from normgrad_lightning.isolated.choose_layers import select_layers, total, trained_layers
+from normgrad_lightning.isolated.sandbox import Sandbox
+from normgrad_lightning.layers.names import named_layers
+from normgrad_lightning.layers.nested import first_tensor
+from normgrad_lightning.layers.options import ReadOptions
+from normgrad_lightning.layers.own_passes import own_pass
 
 
 def run(options: argparse.Namespace) -> None:
     """Print the table of layers."""
-    import torch
-
-    from normgrad_lightning.cli.checkpoint import load_trained
-    from normgrad_lightning.cli.model_by_name import find, made_by
-
     if options.module is None:
         module = made_by(options.model, find(options.model), dict(options.arg)).float().eval()
     else:
@@ -55,16 +43,6 @@ def run(options: argparse.Namespace) -> None:
 
 def layer_rows(model: nn.Module, images: Tensor) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return the cells of the table, its heading first and uncalled layers last; and the layers that auto takes."""
-    import torch
-
-    from normgrad_lightning.hooks.observer import Observer
-    from normgrad_lightning.isolated.choose_layers import select_layers, total, trained_layers
-    from normgrad_lightning.isolated.sandbox import Sandbox
-    from normgrad_lightning.layers.names import named_layers
-    from normgrad_lightning.layers.nested import first_tensor
-    from normgrad_lightning.layers.options import ReadOptions
-    from normgrad_lightning.layers.own_passes import own_pass
-
     shapes: dict[nn.Module, str] = {}
     layers = named_layers(model)
 

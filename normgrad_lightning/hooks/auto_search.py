@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from normgrad_lightning.auto_layers.candidates import CandidateLayers, has_weights
+from normgrad_lightning.auto_layers.candidates import CandidateLayer, CandidateLayers, has_weights
 from normgrad_lightning.auto_layers.choose import choose
 from normgrad_lightning.auto_layers.graph import Graph, value_of
 from normgrad_lightning.hooks.image_inputs import ImageInputs
@@ -15,6 +15,8 @@ from normgrad_lightning.hooks.problems import OUT_OF_ORDER
 from normgrad_lightning.layers.layouts import Layouts
 from normgrad_lightning.layers.names import why_no_weight
 from normgrad_lightning.layers.nested import first_tensor, floating_tensors
+
+_OF_CLIPS = "its tokens are those of several images at once, as of the frames of a clip, and belong to no single one"
 
 
 class AutoSearch:
@@ -50,15 +52,26 @@ class AutoSearch:
         candidates = [
             candidate
             for candidate in self.candidates
-            if (not of_weights or why_no_weight(candidate.layer) is None) and (among is None or candidate.name in among)
+            if (not of_weights or why_no_weight(candidate.layer) is None)
+            and (among is None or candidate.name in among)
+            and not self._mixes_frames(candidate)
         ]
         return choose(candidates, nonzero, in_branches=of_weights)
 
     def left_out(self, reached: Container[str]) -> Iterator[tuple[list[str], str]]:
         """Yield the layers whose tokens are on no grid, with the reason."""
-        yield [c.name for c in self.candidates if c.name in reached and c.is_out_of_order], OUT_OF_ORDER
+        candidates = [c for c in self.candidates if c.name in reached]
+        in_order = [c for c in candidates if not c.is_out_of_order]
+        lost = [c for c in candidates if c.is_out_of_order and not (c.bypass and _stands_for(in_order, c))]
+        yield [c.name for c in lost if c.weighted > 1] or [c.name for c in lost], OUT_OF_ORDER
         for why, names in self._off_grid.items():
             yield list(names), why
+
+    def _mixes_frames(self, candidate: CandidateLayer) -> bool:
+        """Return whether a layer is a branch inside a block whose tokens are those of several frames."""
+        return candidate.bypass > 0 and any(
+            candidate.name.startswith(f"{name}.") for name in self._off_grid.get(_OF_CLIPS, ())
+        )
 
     def keeps_order(self, point: Tensor) -> bool:
         """Return whether the tokens of a tensor are in the order of the image's rows, as far as its graph shows."""
@@ -91,7 +104,8 @@ class AutoSearch:
             layout = self._layouts.of(layer, t, image_shape, patches)
         except ValueError as error:
             if images is not None and images.may_hold_patches(t) and has_weights(layer):
-                self._off_grid.setdefault(str(error), {})[name] = None
+                why = str(error) if t.shape[0] == images.shape[0] else _OF_CLIPS
+                self._off_grid.setdefault(why, {})[name] = None
             return
         image_grid = None if image_shape is None else tuple(image_shape[2:])
         self.candidates.add(number, t, name, layer, layout, image_grid=image_grid, returns=returns)
@@ -99,11 +113,17 @@ class AutoSearch:
 
 
 def lone_tensor(output: Any) -> Tensor | None:
-    """Return what a layer gives, if it is one tensor, or holds just one that can be on a grid."""
+    """Return what a layer gives, if it is one tensor, or a first one on a grid before states with fewer axes."""
     if isinstance(output, Tensor):
         return output
     candidates = [t for t in floating_tensors(output) if t.dim() >= 3]
-    return candidates[0] if len(candidates) == 1 else None
+    is_alone = candidates and all(t.dim() < candidates[0].dim() for t in candidates[1:])
+    return candidates[0] if is_alone else None
+
+
+def _stands_for(others: Iterable[CandidateLayer], one: CandidateLayer) -> bool:
+    """Return whether any of these layers holds the one, or is on its grid."""
+    return any(one.name.startswith(f"{other.name}.") or other.layout.grid == one.layout.grid for other in others)
 
 
 def _same_locations(taken: Tensor | None, given: Tensor | None) -> bool:

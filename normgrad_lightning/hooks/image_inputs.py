@@ -35,10 +35,13 @@ class ImageInput:
         self.is_sure = _convolves(layer, t)
 
     def may_hold_patches(self, t: Tensor) -> bool:
-        """Return whether a tensor may be the patches together with other tokens, at most as many as patches."""
-        if self.patch_grid is None or t.dim() != 3 or t.shape[0] != self.shape[0]:
+        """Return whether a tensor may be the patches together with other tokens, at most as many as patches.
+
+        The images may be the frames of clips, whose patches stand in one row.
+        """
+        if self.patch_grid is None or t.dim() != 3 or not len(t) or self.shape[0] % len(t):
             return False
-        patches = math.prod(self.patch_grid)
+        patches = math.prod(self.patch_grid) * (self.shape[0] // len(t))
         return patches < t.shape[1] <= 2 * patches
 
     def may_begin_at(self, layer: nn.Module) -> bool:

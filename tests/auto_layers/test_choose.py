@@ -487,3 +487,223 @@ def test_a_matrix_of_attention_is_no_grid():
 
 def test_a_grid_that_all_features_go_through_is_one_whatever_its_size():
     assert taken_from(Grows(), torch.randn(2, 3, 64, 64)) == ["shrink.2", "up.0.2", "up.1.2"]  # the last predicts
+
+
+class Stacked(nn.Module):
+    """A few blocks on a fine grid, before many wide ones on the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.fine = conv(3, 4, 2), nn.Sequential(Residual(4), Residual(4))
+        self.step, self.coarse = nn.Conv2d(4, 32, 2, 2), nn.Sequential(*(Residual(32) for _ in range(5)))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x):
+        return self.head(self.coarse(self.step(self.fine(self.stem(x)))).mean((2, 3)))
+
+
+def test_a_stage_before_the_one_with_nearly_all_weights_counts():
+    assert taken_from(Stacked(), torch.randn(2, 3, 16, 24)) == ["fine.1", "coarse.4"]
+
+
+class ConvNorm(nn.Sequential):
+    def __init__(self, inside, outside, stride=1):
+        super().__init__(nn.Conv2d(inside, outside, 3, stride, 1), nn.BatchNorm2d(outside))
+
+
+class PlainStem(nn.Module):
+    """Two convolutions on a finer grid before the blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(ConvNorm(3, 2, 2), ConvNorm(2, 2), nn.Conv2d(2, 16, 2, 2))
+        self.blocks, self.head = nn.ModuleList(Block(16) for _ in range(6)), nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).mT
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def test_the_convolutions_of_a_stem_are_no_stage():
+    found = taken_from(PlainStem(), torch.randn(2, 3, 16, 24))
+    assert found == ["blocks.0", "blocks.1", "blocks.2", "blocks.4", "blocks.5"]
+
+
+class Tapped(nn.Module):
+    """A decoder that uses what each block gives, as that of DPT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = nn.Conv2d(3, 8, 4, 4), nn.ModuleList(Block(8) for _ in range(4))
+        self.up, self.head = conv(8, 8), nn.Conv2d(8, 5, 1)
+
+    def forward(self, x):
+        x, taken = self.embed(x).flatten(2).mT, []
+        for block in self.blocks:
+            taken.append(x := block(x))
+        features = sum(F.interpolate(t.mT.unflatten(2, (4, 6)), scale_factor=2) for t in taken)
+        return self.head(self.up(features))
+
+
+def test_what_a_decoder_uses_of_a_block_hides_no_later_block():
+    assert taken_from(Tapped(), torch.randn(2, 3, 16, 24)) == ["blocks.3", "up.2"]
+
+
+class Fuses(nn.Module):
+    """A block of a decoder that works on a grid, and then steps to a finer one."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = Residual(8), Residual(8)
+        self.up, self.project = nn.Upsample(scale_factor=2), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x, skip):
+        return self.project(self.up(self.after(x + self.before(skip))))
+
+
+class Fusion(nn.Module):
+    """Makes a pyramid of one grid, and fuses it again, as DPT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = conv(3, 8, 8), nn.Conv2d(8, 5, 1)
+        self.pyramid = nn.ModuleList([nn.Identity(), nn.ConvTranspose2d(8, 8, 2, 2), nn.ConvTranspose2d(8, 8, 4, 4)])
+        self.fuse = nn.ModuleList([Fuses(), Fuses(), Fuses()])
+
+    def forward(self, x):
+        features = self.stem(x)
+        pyramid = [step(features) for step in self.pyramid]
+        x = features
+        for fuse, skip in zip(self.fuse, pyramid, strict=True):
+            x = fuse(x, skip)
+        return self.head(x)
+
+
+def test_a_block_of_a_decoder_stands_for_the_grid_that_it_ends_on():
+    assert taken_from(Fusion(), torch.randn(2, 3, 32, 48)) == ["stem.2", "pyramid.1", "fuse.1", "fuse.2"]
+
+
+class UpscaledLogits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1))
+
+    def forward(self, x):
+        return F.interpolate(self.layers(x), scale_factor=2)
+
+
+class SumOfLogits(nn.Module):
+    """Of this grid and of the one before, as in LR-ASPP."""
+
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = nn.Conv2d(4, 5, 1), nn.Conv2d(8, 5, 1)
+
+    def forward(self, low, high):
+        return self.low(low) + F.interpolate(self.high(high), scale_factor=2)
+
+
+class Segmenter(nn.Module):
+    def __init__(self, head):
+        super().__init__()
+        self.stem, self.body, self.head = conv(3, 4, 2), conv(4, 8, 2), head
+
+    def forward(self, x):
+        low = self.stem(x)
+        features = self.body(low)
+        return self.head(features) if isinstance(self.head, UpscaledLogits) else self.head(low, features)
+
+
+@pytest.mark.parametrize("head", [UpscaledLogits, SumOfLogits])
+def test_logits_that_are_upscaled_or_added_up_are_no_features(head):
+    network = Segmenter(head())
+    assert taken_from(network, torch.randn(2, 3, 16, 24)) == ["stem.2", "body.2"]
+
+
+class Folds(nn.Module):
+    """Pools tokens as if they were sorted into windows, which they are not, as a backbone of Hiera does."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first, self.second = nn.Conv2d(3, 8, 2, 2), Block(8), Block(8)
+        self.norms = nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])
+
+    def forward(self, x):
+        fine = self.first(self.embed(x).flatten(2).mT)
+        coarse = self.second(fine.reshape(len(x), 4, -1, 8).amax(1))
+        return sum(norm(t).square().mean(1) for norm, t in zip(self.norms, (fine, coarse), strict=True))
+
+
+def test_pooled_tokens_out_of_order_are_left_out_and_named():
+    model = Folds()
+    with NormGrad(model) as recorder:
+        model(torch.randn(2, 3, 16, 24)).square().sum().backward()
+        with pytest.warns(UserWarning, match="leaves 'second.* out of .* not in the order"):
+            assert list(recorder.maps) == ["first"]
+
+
+class DividedBlock(nn.Module):
+    """Mixes the frames of a clip at each place, then the places of each frame, as in TimeSformer."""
+
+    def __init__(self, frames):
+        super().__init__()
+        self.frames, self.time, self.space = frames, Block(8), Block(8)
+
+    def forward(self, x):
+        clips, patches = len(x), x[:, 1:].unflatten(1, (self.frames, -1))
+        patches = self.time(patches.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).transpose(1, 2)
+        token = x[:, None, :1].expand(-1, self.frames, -1, -1)
+        space = self.space(torch.cat([token, patches], 2).flatten(0, 1)).unflatten(0, (clips, -1))
+        return x + torch.cat([space[:, :, 0].mean(1, keepdim=True), space[:, :, 1:].flatten(1, 2)], 1)
+
+
+class Clips(nn.Module):
+    def __init__(self, frames=3):
+        super().__init__()
+        self.embed, self.token = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 1, 8))
+        self.blocks, self.head = nn.ModuleList(DividedBlock(frames) for _ in range(3)), nn.Linear(8, 5)
+
+    def forward(self, clips):
+        patches = self.embed(clips.flatten(0, 1)).flatten(2).mT.unflatten(0, clips.shape[:2]).flatten(1, 2)
+        x = torch.cat([self.token.expand(len(clips), -1, -1), patches], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+def test_branches_of_blocks_that_mix_frames_are_left_out_and_the_blocks_named():
+    model = Clips()
+    with NormGrad(model) as recorder:
+        classified(model, torch.randn(2, 3, 3, 16, 24)).backward()
+        with pytest.warns(UserWarning, match="leaves 'blocks.0' and 2 more .* of several images"):
+            assert list(recorder.maps) == ["embed"]
+
+
+class WithState(nn.Module):
+    """Gives features and a state, as a block of EfficientViM does."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.mix = conv(8, 8), conv(8, 8)
+
+    def forward(self, x):
+        x = x + self.body(x)
+        return x + self.mix(x), x.flatten(2)[..., :4]
+
+
+class States(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.blocks, self.head = conv(3, 8, 2), nn.ModuleList([WithState(), WithState()]), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x, state = block(x)
+        return self.head(x.mean((2, 3)) + state.mean(2))
+
+
+def test_features_before_a_state_of_fewer_axes_are_what_a_block_gives():
+    assert taken_from(States(), torch.randn(2, 3, 16, 24)) == ["blocks.0", "blocks.1"]

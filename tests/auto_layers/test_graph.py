@@ -83,6 +83,16 @@ def test_a_pooled_vector_goes_around_a_cut_but_is_no_feature():
     assert (position.bypass, position.is_cut) == (0, False)
 
 
+def test_what_the_network_gives_goes_around_nothing():
+    conv, norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+    one = conv(torch.randn(2, 3, 4, 4))
+    given = norm(one)
+    two = conv(one)
+    graph = Graph([given, norm(two)], [value_of(one)])
+    assert [graph.position_of(value_of(t)).bypass for t in (one, given, two)] == [0, 1, 0]
+    assert not graph.position_of(value_of(two)).is_cut
+
+
 def test_only_what_comes_from_the_images_counts():
     conv = nn.Conv2d(3, 3, 1)
     image, table = conv(torch.randn(2, 3, 4, 4)), nn.Parameter(torch.randn(1, 3, 4, 4)) * 2
@@ -99,6 +109,16 @@ def test_weights_that_come_after():
     logits = conv(features)
     temperature = nn.Parameter(torch.ones(()))
     graph = Graph([(logits * temperature).softmax(1)], [value_of(features)])
+    assert graph.position_of(value_of(features)).feeds_weights
+    assert not graph.position_of(value_of(logits)).feeds_weights
+
+
+def test_weights_that_are_computed_count():
+    """As those of a linear layer without a bias, which are transposed first."""
+    tokens = nn.Conv2d(3, 4, 1)(torch.randn(2, 3, 4, 4)).flatten(2).mT
+    source, features = tokens.grad_fn.next_functions[0][0], tokens * 2
+    logits = nn.Linear(4, 3, bias=False)(features)
+    graph = Graph([logits], [(source.next_functions[0][0], 0)])
     assert graph.position_of(value_of(features)).feeds_weights
     assert not graph.position_of(value_of(logits)).feeds_weights
 
@@ -122,6 +142,9 @@ ORDER = {
     "a random subset": (lambda x: x[:, torch.tensor([3, 1, 8, 12])], False),
     "gathered": (lambda x: x.gather(1, torch.arange(15, -1, -1)[None, :, None].expand(2, 16, 4)), False),
     "sorted into blocks": (lambda x: x.reshape(2, 2, 2, 2, 2, 4).permute(0, 1, 3, 2, 4, 5).reshape(2, 16, 4), False),
+    "distant rows pooled": (lambda x: x.reshape(2, 4, 4, 4).amax(1), False),
+    "distant rows pooled, with their place": (lambda x: x.reshape(2, 4, 4, 4).max(1).values, False),
+    "pooled heads": (lambda x: torch.stack([x, x], 1).mean(1), True),
     "looked up by queries": (lambda x: (torch.ones(2, 16, 4) @ x.mT).softmax(-1) @ x, False),
     "looked up by queries, fused": (
         lambda x: nn.functional.scaled_dot_product_attention(torch.ones(2, 16, 4), x, x),

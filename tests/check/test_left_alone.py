@@ -227,7 +227,7 @@ def test_views_that_write_into_what_they_get(view, tmp_path):
 
 @pytest.mark.parametrize("view", [int, lambda map_sets: None, nn.Module, type("Page", (), {"page": None})])
 def test_what_cannot_be_a_view_is_told_before_the_first_batch(view):
-    with pytest.raises(ValueError, match=r"^`views`: expected names, functions of `\(map_sets, style\)`, or classes"):
+    with pytest.raises(ValueError, match=r"^`views`: expected names, functions of `\(map_sets, style\)`, objects that"):
         NormGradCallback(views=["atlas", view])
 
 

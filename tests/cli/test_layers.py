@@ -10,7 +10,8 @@ from run_script import BIN, run
 from torch import nn
 
 from normgrad_lightning import select_layers
-from normgrad_lightning.cli.command import COMMANDS, main
+from normgrad_lightning.cli.arguments import COMMANDS
+from normgrad_lightning.cli.command import main
 from normgrad_lightning.cli.layers import layer_rows
 
 COMMAND = str(BIN / "normgrad-lightning")
