@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normgrad_lightning.maths.products import OuterProducts, wide_dtype
-from normgrad_lightning.maths.scaling import unit_scale
+from normgrad_lightning.maths.scaling import unit_scale, unit_scales
 from normgrad_lightning.maths.tensor_subclasses import plain
 from normgrad_lightning.maths.windows import Window
 
@@ -366,14 +366,13 @@ def geometric_mean(layers: Sequence[Tensor], grid: Sequence[int]) -> Tensor:
     axes = layers[0].dim() - 1
     total = layers[0].new_zeros(len(layers[0]), *grid)
     count = layers[0].new_zeros(len(layers[0]), *(1,) * axes)
-    for m in layers:
-        scaled = m * unit_scale(m)  # so that no sum overflows
+    for m, scale in zip(layers, unit_scales(layers), strict=True):
+        scaled = m * scale  # so that no sum overflows
         mean = scaled.mean(tuple(range(1, m.dim())), keepdim=True)
         is_there = mean.isfinite() & (mean > 0)
-        at_size = F.interpolate((scaled / mean)[:, None], list(grid), mode=_INTERPOLATIONS[axes], align_corners=False)[
-            :, 0
-        ]
-        total += torch.where(is_there, at_size.clamp_min(_FLOOR).log(), 0.0)
+        even = scaled.div_(mean)[:, None]
+        at_size = F.interpolate(even, list(grid), mode=_INTERPOLATIONS[axes], align_corners=False)[:, 0]
+        total += torch.where(is_there, at_size.clamp_min_(_FLOOR).log_(), 0.0)
         count += is_there
     return torch.where(count > 0, (total / count.clamp_min(1)).exp(), 0.0)
 

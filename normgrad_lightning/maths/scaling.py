@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -65,8 +66,23 @@ def unit_scale(t: Tensor) -> Tensor:
 
     It is 1 for an image that is not finite.
     """
+    return _unit_scale(_largest(t))
+
+
+def unit_scales(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the `unit_scale` of each of these tensors, which have as many images and axes, on one device."""
+    dtype = reduce(torch.promote_types, (t.dtype for t in tensors))
+    return _unit_scale(torch.stack([_largest(t).to(dtype) for t in tensors])).unbind()
+
+
+def _largest(t: Tensor) -> Tensor:
     dtype = torch.promote_types(t.dtype, torch.float32)
-    largest = torch.linalg.vector_norm(t, math.inf, tuple(range(1, t.dim())), keepdim=True, dtype=dtype)
+    largest: Tensor = torch.linalg.vector_norm(t, math.inf, tuple(range(1, t.dim())), keepdim=True, dtype=dtype)
+    return largest
+
+
+def _unit_scale(largest: Tensor) -> Tensor:
+    dtype = largest.dtype
     tiny = torch.finfo(dtype).tiny
     largest = largest.nan_to_num(1.0, posinf=1.0).clamp(tiny, 0.25 / tiny)
     power: Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ class Crop:
 
 def box_around(place: Sequence[float], size: Sequence[int]) -> Box:
     """Return the crop around a place, shifted where it would reach over an edge."""
-    lengths = _lengths(size)
+    lengths = _lengths(tuple(size))
     starts = [
         min(max(round(share * pixels - length / 2), 0), pixels - length)
         for share, pixels, length in zip(place, size, lengths, strict=True)
@@ -69,7 +70,8 @@ def box_around(place: Sequence[float], size: Sequence[int]) -> Box:
     return Box(tuple(starts), lengths)
 
 
-def _lengths(size: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=8)
+def _lengths(size: tuple[int, ...]) -> tuple[int, ...]:
     """Return the pixels of a crop along each axis: of a volume, a single slice."""
     sides = list(size)[-2:]
     side = min(max(round(SIDE * min(sides)), 8), min(sides))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normgrad_lightning.functional import combine
+from normgrad_lightning.functional import geometric_mean
 from normgrad_lightning.maps import MapSet, numbered_tags
 from normgrad_lightning.maths.signal import signal
 from normgrad_lightning.views.resampling import Floats
@@ -126,7 +126,7 @@ def _pooled(maps: Tensor) -> Tensor:
 def _focus(maps: Mapping[str, Tensor], grid: Sequence[int]) -> dict[str, Tensor]:
     """Return what patches and atlas are made of, on one grid: the combined map, and that of the last layer."""
     last = list(maps)[-1]
-    return {COMBINED: combine(maps, list(grid)), last: resized(maps[last], grid)}
+    return {COMBINED: geometric_mean(list(maps.values()), grid), last: resized(maps[last], grid)}
 
 
 def resized(maps: Tensor, grid: Sequence[int]) -> Tensor:

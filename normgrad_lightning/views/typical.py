@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from normgrad_lightning.functional import combine
+from normgrad_lightning.functional import geometric_mean
 from normgrad_lightning.views.drawing import plane
 from normgrad_lightning.views.resampling import Floats
 
@@ -62,7 +62,7 @@ class TypicalMaps:
         with t_l the typical map of a layer.
         """
         typical = [torch.from_numpy(self.of(layer))[None] for layer in layers]
-        combined: Floats = combine([t + _FLOOR * t.mean() for t in typical], grid).numpy()
+        combined: Floats = geometric_mean([t + _FLOOR * t.mean() for t in typical], grid).numpy()
         return combined
 
     def halve(self) -> None:
