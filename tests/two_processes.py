@@ -105,6 +105,21 @@ class TalksInForward(WithoutDropout):
         return loss
 
 
+class Talking(ResNet):
+    """Asks the other process while it runs; it has BatchNorm, whose statistics a pass of its own may collect."""
+
+    def forward(self, images):
+        scores = super().forward(images)
+        dist.all_reduce(scores.detach().clone())
+        return scores
+
+
+class TalksInNetwork(WithoutDropout):
+    def __init__(self):
+        super().__init__()
+        self.net = Talking(smooth=True)
+
+
 class IsKilled(Lit):
     """The first process dies as soon as an event is over, as if the machine had run out of memory."""
 
@@ -241,6 +256,7 @@ SETUPS = {
     "checked": Setup(lambda: {"strategy": "ddp", "data": partial(loader, 768, 64)}, WithoutDropout),
     "talks_in_forward": Setup(ddp(), TalksInForward, flags={"probe": "train", "on_error": "warn"}),
     "talks_in_backward": Setup(ddp(), TalksInBackward, flags={"probe": "train", "on_error": "warn"}),
+    "talks_in_network": Setup(ddp(), TalksInNetwork, flags={"order1_every_n_steps": None, "read_every_n_steps": 1}),
     "fsdp1": Setup(lambda: {"strategy": FSDPOnCPU()}, Wrapped, sharded=True),
     "fsdp2": Setup(lambda: {"strategy": ModelParallelStrategy(2, 1)}, Sharded, sharded=True),
     "killed": Setup(lambda: {"strategy": "ddp", "log_every_n_steps": 99}, IsKilled),  # to log would flush the file

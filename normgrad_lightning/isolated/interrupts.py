@@ -1,4 +1,5 @@
-"""What is not dropped where a failure is: Ctrl-C, also if cleaning up has raised an error since, and lack of memory."""
+"""What is not dropped where a failure is: Ctrl-C, also if cleaning up has raised an error since; lack of memory;
+and what a pass of one process must not do."""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ class NotEnoughMemory(RuntimeError):
     """Passes that need more memory than there is."""
 
 
+class TalksToOthers(RuntimeError):
+    """A collective operation in a pass that only one process runs."""
+
+
 @contextmanager
 def memory_explained(remedy: str) -> Iterator[None]:
     """Raise `NotEnoughMemory`, with this remedy, for a lack of memory inside."""
@@ -39,7 +44,8 @@ def memory_explained(remedy: str) -> Iterator[None]:
 def failures_dropped(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Drop exceptions, as `suppress(Exception)` does, `but` these.
 
-    An interrupt behind one is never dropped, and neither is a lack of memory: what comes next would need as much.
+    An interrupt behind one is never dropped. Neither are a lack of memory and a collective: what comes next would need
+    as much, and ask for the same.
     """
     handled = sys.exc_info()[1]
     try:
@@ -48,7 +54,7 @@ def failures_dropped(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         interrupt = interrupt_behind(error, handled)
         if interrupt is not None:
             raise interrupt from None
-        if isinstance(error, but) or is_out_of_memory(error):
+        if isinstance(error, (TalksToOthers, *but)) or is_out_of_memory(error):
             raise
 
 

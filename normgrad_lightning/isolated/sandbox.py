@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from normgrad_lightning.isolated.interrupts import TalksToOthers
 from normgrad_lightning.isolated.python_state import HOOKS, PythonState
 from normgrad_lightning.isolated.random_state import devices_of, preserved_rng
 from normgrad_lightning.isolated.torch_settings import settings_for_passes
@@ -177,10 +178,6 @@ def _eager() -> AbstractContextManager[None]:
         return nullcontext()
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-class TalksToOthers(RuntimeError):
-    """A collective operation in a pass that only one process runs."""
 
 
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -13,8 +13,7 @@ from normgrad_lightning.check.passes import CannotCheck, Pool, loss_pool, networ
 from normgrad_lightning.check.rounds import Check, round_of
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.isolated.batches import batch_size
-from normgrad_lightning.isolated.interrupts import memory_explained
-from normgrad_lightning.isolated.sandbox import TalksToOthers
+from normgrad_lightning.isolated.interrupts import TalksToOthers, memory_explained
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.step.context import StepContext

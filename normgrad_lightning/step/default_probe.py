@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +18,14 @@ from normgrad_lightning.check.network import NetworkCall, is_large
 from normgrad_lightning.check.passes import scores_alone
 from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.inner_step import InnerStep
-from normgrad_lightning.isolated.interrupts import memory_explained
+from normgrad_lightning.isolated.interrupts import TalksToOthers, memory_explained
 from normgrad_lightning.isolated.order1 import run_passes
 from normgrad_lightning.isolated.retry import WholeBatch
-from normgrad_lightning.isolated.sandbox import TalksToOthers
 from normgrad_lightning.step.context import Seen, StepContext
 from normgrad_lightning.step.network import Found
 from normgrad_lightning.step.order1 import pass_sets
 from normgrad_lightning.step.probe_images import ProbeImages
-from normgrad_lightning.step.quiet import alone
+from normgrad_lightning.step.quiet import LossAlone
 from normgrad_lightning.step.schedule import EARLY
 
 if TYPE_CHECKING:
@@ -105,19 +103,16 @@ class DefaultProbe:
         return Seen(pass_sets(context, result, layers, labels=images.labels, source="probe"))
 
 
-class _CrossEntropy:
-    """The loss of a network alone, in silence, in this process and in float32."""
+class _CrossEntropy(LossAlone):
+    """The loss of a network alone, in float32."""
 
     name = "the network's cross-entropy"
 
     def __init__(self, network: nn.Module, trainer: Trainer) -> None:
-        self._network, self._trainer = network, trainer
+        super().__init__(trainer)
+        self._network = network
 
-    def alone(self, module: Any) -> AbstractContextManager[None]:
-        """See `TrainingLoss.alone`."""
-        return alone(module, self._trainer)
-
-    def __call__(self, _: nn.Module, batch: Any) -> Tensor:
+    def _of(self, _: nn.Module, batch: Any) -> Tensor:
         """Return the loss of a batch: what the network is called with, and the labels."""
         (args, kwargs), labels = batch
         with torch.autocast(labels.device.type, enabled=False):

@@ -20,7 +20,7 @@ from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.isolated.repeatable import check_repeatable
 from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.maths.tensor_subclasses import plain
-from normgrad_lightning.step.quiet import alone
+from normgrad_lightning.step.quiet import LossAlone
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -67,7 +67,7 @@ def is_sharded(trainer: Trainer) -> bool:
     return any(kind in name for kind in _SHARDED for name in strategies)
 
 
-class TrainingLoss:
+class TrainingLoss(LossAlone):
     """`loss(module, batch)`: `normgrad_loss(batch)` if the module has it, else what `training_step` returns.
 
     Args:
@@ -81,10 +81,9 @@ class TrainingLoss:
 
     def __init__(self, trainer: Trainer, module: LightningModule, batch_idx: int) -> None:
         self.name = METHOD if hasattr(module, METHOD) else "training_step"
-        self._trainer = trainer
+        super().__init__(trainer)
         self._batch_idx = batch_idx
         self._widened = False
-        self._is_alone = False
 
     def in_float32(self) -> TrainingLoss:
         """Return the same loss for passes of our own: where training uses half precision, they use float32.
@@ -128,22 +127,9 @@ class TrainingLoss:
             )
         check_repeatable(module, self.in_float32(), batch)
 
-    @contextmanager
-    def alone(self, module: Any) -> Iterator[None]:
-        """Keep forward and backward inside this process, and whatever they log to themselves."""
-        if self._is_alone:
-            yield
-            return
-        self._is_alone = True
-        try:
-            with alone(module, self._trainer):
-                yield
-        finally:
-            self._is_alone = False
-
-    def __call__(self, module: Any, batch: Any) -> Tensor:
+    def _of(self, module: Any, batch: Any) -> Tensor:
         """Return the loss of the batch, times `scale`."""
-        with self.alone(module), self._precision(module):
+        with self._precision(module):
             if self.name == METHOD:
                 output = module.normgrad_loss(batch)
             else:

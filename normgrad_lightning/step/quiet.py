@@ -7,6 +7,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from normgrad_lightning.isolated.python_state import groups_of
 from normgrad_lightning.isolated.sandbox import NoCollectives
 
@@ -44,6 +46,39 @@ def alone(module: Any, trainer: Trainer) -> Iterator[None]:
     """Let a pass run in silence, and inside of this process: if it asks the others for anything, that is an error."""
     with silenced(module, trainer), NoCollectives() if trainer.world_size > 1 else nullcontext():
         yield
+
+
+class LossAlone:
+    """A loss that is computed in silence and inside of this process, whoever calls it.
+
+    Args:
+        trainer: runs the training.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._is_alone = False
+
+    @contextmanager
+    def alone(self, module: Any) -> Iterator[None]:
+        """Keep forward and backward inside this process, and whatever they log to themselves."""
+        if self._is_alone:
+            yield
+            return
+        self._is_alone = True
+        try:
+            with alone(module, self._trainer):
+                yield
+        finally:
+            self._is_alone = False
+
+    def __call__(self, module: Any, batch: Any) -> Tensor:
+        """Return the loss of the batch."""
+        with self.alone(module):
+            return self._of(module, batch)
+
+    def _of(self, module: Any, batch: Any) -> Tensor:
+        raise NotImplementedError
 
 
 def _do_nothing(*_: object, **__: object) -> None:

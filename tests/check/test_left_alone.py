@@ -251,3 +251,24 @@ def test_a_failure_with_the_network_is_one_warning(place, doing, tmp_path, monke
     assert_same(plain, run)
     assert run.warned == [f"NormGrad failed while {doing}; training continues. LookupError: not there"]
     assert run.callback.maps
+
+
+class Logs(Lit):
+    """Its network is its own forward, which logs."""
+
+    def forward(self, images):
+        scores = self.net(images)
+        self.log("mean_score", scores.mean(), on_step=False, on_epoch=True)
+        return scores
+
+    def loss(self, batch):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
+def test_what_the_network_logs_is_not_logged_again(tmp_path):
+    """Not by any pass: those that collect the statistics of BatchNorm are passes, too."""
+    plain = train(Logs, tmp_path / "plain", max_epochs=2)
+    run = train(Logs, tmp_path, by_default(), max_epochs=2)
+    assert_same(plain, run)
+    assert "probe_order0" in run.callback.latest
+    assert run.callback._state.check._now

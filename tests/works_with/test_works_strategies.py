@@ -47,7 +47,7 @@ RANKS = (0, 1)
 STEPS = [0, 1, 2, 3, 4, 5]
 ORDER1_STEPS = [0, 3, 5]
 SHARDED = [name for name, setup in SETUPS.items() if setup.sharded]
-QUICK = ["ddp", "probe", "checked", "talks_in_forward", "talks_in_backward", "fsdp2", "killed"]
+QUICK = ["ddp", "probe", "checked", "talks_in_forward", "talks_in_backward", "talks_in_network", "fsdp2", "killed"]
 ALONE = ["ddp_spawn"]
 AT_NIGHT = [name for name in SETUPS if name not in (*QUICK, *ALONE)]
 TIMEOUT = 600
@@ -303,6 +303,16 @@ def test_passes_that_would_talk_are_refused(ran, name):
     assert watched[0]["shown"][0].keys() == set(LAYERS)
     assert not any(watched[0]["order1"].values())
     assert watched[0]["probe"] == watched[1]["warned"] == []
+
+
+@row("Strategies", "Collectives in the network", "no probe by default and no check, without a word")
+def test_what_runs_by_default_does_not_talk(ran):
+    plain, watched = ran.of("talks_in_network", "plain"), ran.of("talks_in_network", "watched")
+    for rank in RANKS:
+        for what in plain[rank]["traces"]:
+            assert same(plain[rank]["traces"][what], watched[rank]["traces"][what]), f"{what} of rank {rank} differ"
+        assert watched[rank]["warned"] == watched[rank]["probe"] == []
+    assert watched[0]["shown"][0].keys() == set(LAYERS)
 
 
 @row("Strategies", "`FSDPStrategy`", "order 0 only: order 1 needs all weights in one process, and is refused at once")
