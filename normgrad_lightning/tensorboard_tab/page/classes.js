@@ -80,7 +80,7 @@ export class Classes {
   card(one, checked, largest, map, event, rows, step) {
     const isBeside = rows.length > 1;
     const count = rows.find((row) => row.step === step)?.patches;
-    const about = count ? `${count.items.length} ${count.items.length === 1 ? "patch" : "patches"} of ${one.seen} ${one.seen === 1 ? "image" : "images"}` : "";
+    const about = count ? `${count.items.length} ${count.items.length === 1 ? "patch" : "patches"} of ${seenText(one)}` : "";
     return h(
       `section.class${checked?.sure ? ".sure" : ""}`,
       { "data-class": one.name, "aria-label": `Class ${one.name}` },
@@ -173,7 +173,7 @@ export class Classes {
         ["Map", nameOfMap(map)],
         ["Strength", `${short(patch.strength, 1)} times the mean of its map`],
         ["Seen at step", stepText(patch.step)],
-        ["Patches", `${patches.items.length} strongest of ${one.seen} images`],
+        ["Patches", `the ${patches.items.length} strongest of ${seenText(one)}`],
       ],
     };
   }
@@ -203,6 +203,12 @@ export class Classes {
     });
     this.closeup.open(ready, at, this.state.number("opacity"));
   }
+}
+
+/** How many images patches were chosen from, and at which steps these were seen. */
+function seenText({ seen, steps }) {
+  const [first, last] = (steps || []).map(stepText);
+  return `${seen} ${seen === 1 ? "image" : "images"}${!steps ? "" : first === last ? `, step ${first}` : `, steps ${first} to ${last}`}`;
 }
 
 /** The map that a patch was found in, and those of the layers. */
