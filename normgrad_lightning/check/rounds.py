@@ -144,6 +144,11 @@ class Measured:
         wanted = MANY if is_worth_more else FEW
         return max(wanted - self.tallies[form].n, 0) if self._tries[form] < 2 * wanted else 0
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all images that it wants were measured."""
+        return not any(map(self.wants, FORMS))
+
     def result(self, name: str) -> ClassCheck:
         """Return what was measured with the form that told most."""
         best = self.best
@@ -191,7 +196,7 @@ class Check:
     def is_complete(self) -> bool:
         """Whether every class of this round that has come by has all images that it wants."""
         self.finish()
-        return bool(self._now) and not any(one.wants(form) for one in self._now.values() for form in FORMS)
+        return bool(self._now) and all(one.is_complete for one in self._now.values())
 
     @property
     def seen(self) -> int:
@@ -257,6 +262,12 @@ class Check:
     def results(self) -> dict[int, ClassCheck]:
         """Return what is known of each class; one with fewer than eight images is left out."""
         return {label: one.result(self._name(label)) for label, one in sorted(self._latest().items())}
+
+    def settled(self) -> dict[int, ClassCheck]:
+        """Return the same of the classes whose numbers stay until they are measured in another round."""
+        results = self.results()
+        open_ones = {label for label, one in self._now.items() if one.is_known and not one.is_complete}
+        return {label: one for label, one in results.items() if label not in open_ones}
 
     def _name(self, label: int) -> str:
         return "all" if label == ALL else self.names.get(label, str(label))

@@ -84,7 +84,7 @@ class StepCheck:
         if trainer is None or not sets or not sets[0].maps:
             return
         if not is_last:  # what there is to say then is said in a moment
-            self._tell(context)
+            self._tell()
         try:
             with memory_explained("To do without it, set `check=False`."):
                 pool = self._pool(trainer, context, sets[0], found)
@@ -128,13 +128,14 @@ class StepCheck:
             total = float(trainer.estimated_stepping_batches)
         return math.isfinite(total) and step >= min((1 - _NEAR_END) * total, total - 1)
 
-    def _tell(self, context: StepContext) -> None:
-        """Say which classes rest on one small place, each once."""
-        trainer, results = self._trainer(), self._check.results()
+    def _tell(self) -> None:
+        """Say which classes rest on one small place, each once, with the numbers that pages show until another round."""
+        trainer, results = self._trainer(), self._check.settled()
         new = {label: one for label, one in results.items() if label not in self._told and rests(one)}
         if new and trainer is not None:
             self._told |= new.keys()
-            self._messenger.announce(trainer, f"NormGrad, step {context.step}: {sentence(list(new.values()))}")
+            step = max(one.step for one in new.values())
+            self._messenger.announce(trainer, f"NormGrad, step {step}: {sentence(list(new.values()))}")
 
     def _advance(self, trainer: Trainer, context: StepContext, pool: Pool, *, is_last: bool) -> None:
         """Do a piece, or all."""
