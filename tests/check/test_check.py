@@ -14,7 +14,7 @@ from normgrad_lightning.check import regions
 from normgrad_lightning.check.network import NetworkCall
 from normgrad_lightning.check.passes import Losses, Pool, network_pool
 from normgrad_lightning.check.results import ClassCheck, Tally, class_check
-from normgrad_lightning.check.rounds import ALL, FEW, FORMS, MANY, ROWS, Check, round_of
+from normgrad_lightning.check.rounds import ALL, FEW, FORMS, MANY, ROWS, Check, first_round, round_of
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.check.typical import TypicalOfOthers
 
@@ -317,6 +317,25 @@ def test_rounds_begin_at_1_2_5_and_keep_the_numbers_of_the_one_before():
     after = whole_round(check, [pool_of(OnePlace(weight=0.0), images, labels)], 100)
     assert after["dog"].step == 100
     assert not rests(after["dog"])
+
+
+def test_in_a_short_run_the_first_round_begins_at_a_tenth_and_the_others_in_proportion():
+    totals = (3, 100, 128, 499, 500, 10_000, math.inf)
+    assert [first_round(total) for total in totals] == [10, 10, 12, 49, 50, 50, 50]
+    assert [round_of(step, 12) for step in (11, 12, 23, 24, 47, 48, 119, 120, 240)] == [0, 1, 1, 2, 2, 3, 3, 4, 5]
+    check = Check()
+    check.begin_at(12, 0)
+    assert [check.is_due(step) for step in (11, 12)] == [False, True]
+
+
+def test_a_short_run_that_goes_on_as_a_long_one_has_the_rounds_of_a_long_one():
+    images, labels = marked_images(64)
+    check = Check()
+    check.begin_at(12, 0)
+    whole_round(check, [pool_of(OnePlace(), images, labels)], 120)
+    assert not check.is_due(200)
+    check.begin_at(50, 130)
+    assert [check.is_due(step) for step in (130, 199, 200)] == [False, False, True]
 
 
 def test_a_round_that_is_not_over_lasts_until_the_next_but_one():

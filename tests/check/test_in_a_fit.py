@@ -376,6 +376,14 @@ def test_a_check_that_never_began_is_said_where_it_is_asked_for(tmp_path, caplog
     assert told.startswith("NormGrad: No step was checked: the check begins at step 50, or near the end")
 
 
+@pytest.mark.parametrize(("steps", "is_checked"), [(110, True), (1000, False)])
+def test_in_a_short_run_the_check_begins_early(tmp_path, caplog, steps, is_checked):
+    with caplog.at_level(logging.INFO):
+        callback, _ = fit(tmp_path, Module(), steps, callbacks=[StopsAt(40)], check=None)
+    assert bool(callback.check) == is_checked
+    assert all(11 <= one.step < 40 for one in callback.check.values())
+
+
 @pytest.mark.parametrize(("steps", "check", "is_said"), [(6, None, False), (6, True, True), (60, None, True)])
 def test_too_few_images_are_said_unless_training_was_short(tmp_path, caplog, recwarn, steps, check, is_said):
     with caplog.at_level(logging.INFO):
