@@ -104,6 +104,13 @@ def place_of(check: ClassCheck) -> str:
     return "one small place" if check.form == "square" else "a small part of its images"
 
 
+def verdict(check: ClassCheck) -> str:
+    """Return in a few words whether the class rests on one small place."""
+    if rests(check):
+        return f"rests on {place_of(check)}"
+    return "not sure" if may_rest(check) else "not found to rest on one small place"
+
+
 def _doubts(check: ClassCheck) -> str:
     why = "; ".join(_missing(check))
     return f"Not sure whether `{check.name}` rests on {place_of(check)}: {why}. {_measured(check)}.{_called(check)}"

@@ -170,6 +170,8 @@ class ClassCheck:
         area: of the region, as a share of the image.
         sentence: on this class alone.
         sure: whether the class rests on the region.
+        verdict: that in words, also where it does not.
+        asked: by how much the region must raise both losses, more than the control.
         pictures: of one image, with what they show: as it is, covered, pasted.
     """
 
@@ -188,6 +190,8 @@ class ClassCheck:
     area: float | None = None
     sentence: str | None = None
     sure: bool = False
+    verdict: str | None = None
+    asked: float | None = None
     pictures: Sequence[tuple[str, Pixels]] = ()
 
 

@@ -260,6 +260,8 @@ _CHECKED = {
     "share": _Optional(_is_number),
     "share_control": _Optional(_is_number),
     "sentence": _Optional(_is_text),
+    "verdict": _Optional(_is_text),
+    "asked": _Optional(_is_number),
     "sure": _Optional(lambda value: isinstance(value, bool)),
     **{name: _Optional(_is_estimate) for name in CHECK_NUMBERS},
 }
