@@ -7,7 +7,7 @@ numbers stand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from typing import Any, NamedTuple
@@ -284,11 +284,9 @@ class Check:
         """Return what is known of each class; one with fewer than eight images is left out."""
         return {label: one.result(self._name(label)) for label, one in sorted(self._latest().items())}
 
-    def settled(self) -> dict[int, ClassCheck]:
-        """Return the same of the classes whose numbers stay until they are measured in another round."""
-        results = self.results()
-        open_ones = {label for label, one in self._now.items() if one.is_known and not one.is_complete}
-        return {label: one for label, one in results.items() if label not in open_ones}
+    def wants_more(self, labels: Iterable[int]) -> bool:
+        """Return whether more images of one of these classes will be measured in this round."""
+        return any(label in self._now and not self._now[label].is_complete for label in labels)
 
     def _name(self, label: int) -> str:
         return "all" if label == ALL else self.names.get(label, str(label))

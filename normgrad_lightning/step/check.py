@@ -60,6 +60,7 @@ class StepCheck:
         self._has_given_up, self._has_looked, self._began_last_round = False, False, False
         self.is_at_work = False
         self._told: set[int] = set()
+        self._is_over = False
         self._shown: list[tuple[int, int, int]] = []
 
     def is_due(self, context: StepContext) -> bool:
@@ -84,8 +85,8 @@ class StepCheck:
         trainer = self._trainer()
         if trainer is None or not sets or not sets[0].maps:
             return
-        if not is_last:  # what there is to say then is said in a moment
-            self._tell()
+        self._is_over |= is_last  # what there is to say then is said in a moment
+        self._tell()
         try:
             with memory_explained("To do without it, set `check=False`."):
                 pool = self._pool(trainer, context, sets[0], found)
@@ -104,11 +105,12 @@ class StepCheck:
         if state == self._shown:
             return None
         self._shown = state
+        self._tell()
         return check_page(results, style, TagNamer(step, group, classes), self._check.seen)
 
     def conclude(self, *, is_asked_for: bool) -> None:
         """Say at the end of training what was measured; that nothing was, if it was asked for or training was long."""
-        results, trainer = self._check.results(), self._trainer()
+        results, trainer, self._is_over = self._check.results(), self._trainer(), True
         if trainer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         was_due = is_asked_for or (self._has_looked and trainer.global_step >= self._check.first)
@@ -133,13 +135,14 @@ class StepCheck:
         return math.inf
 
     def _tell(self) -> None:
-        """Say which classes rest on one small place, each once, with the numbers that pages show until another round."""
-        trainer, results = self._trainer(), self._check.settled()
+        """Say which classes rest on one small place, each once."""
+        trainer, results = self._trainer(), self._check.results()
         new = {label: one for label, one in results.items() if label not in self._told and rests(one)}
-        if new and trainer is not None:
-            self._told |= new.keys()
-            step = max(one.step for one in new.values())
-            self._messenger.announce(trainer, f"NormGrad, step {step}: {sentence(list(new.values()))}")
+        if not new or trainer is None or self._is_over:
+            return
+        self._told |= new.keys()
+        step, more = max(one.step for one in new.values()), " More images follow." * self._check.wants_more(new)
+        self._messenger.announce(trainer, f"NormGrad, step {step}: {sentence(list(new.values()))}{more}")
 
     def _advance(self, trainer: Trainer, context: StepContext, pool: Pool, *, is_last: bool) -> None:
         """Do a piece, or all."""

@@ -124,7 +124,9 @@ class Atlas:
         ]
         if len(shown) < len(means):
             title.append(f"{len(shown)} of {len(means)} classes: those with the most signal")
-        captions = [names[label] + ("" if alone else _largest_lifts(lift_of[label], first.get(label))) for label in shown]
+        captions = [
+            names[label] + ("" if alone else _largest_lifts(lift_of[label], first.get(label))) for label in shown
+        ]
         heads = ["mean map", *([] if alone else ["lift"]), *([] if alone or not first else ["first lift"])]
         height, width = _tile_size(self._aspect)
         table = Table((height, width), len(heads), captions, title, heads=heads, across=min(2, len(captions)))

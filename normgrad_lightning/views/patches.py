@@ -5,7 +5,7 @@ map, divided by the map's mean, says how much one place stands out. The images w
 once. A rim is left out: padding attracts peaks there.
 
 Images are those since the last event. Where they give fewer crops than there is room for, as at the end of training,
-the strongest of the window before fill up.
+the strongest of the window before fill up, and of the one before that.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ PER_CLASS = 24
 _RIM = 0.15  # the same of the rim, whose peaks do not count
 _CLASSES = 16  # that crops are collected of
 _CROPS = 96  # of all classes together, but six of each class
+_WINDOWS = 3  # from one event to the next, the latest one first: older crops are never shown
 _LAYERS = 5  # whose maps a crop keeps
 _TILE, _FIRST_TILE = 96, 64  # pixels of a crop in the card, and of one that is stored of the first event
 _ACROSS, _ACROSS_FIRST, _GAP = 4, 2, 2
@@ -76,10 +77,6 @@ class _Window:
     steps: tuple[int, ...] = ()
     most: int = PER_CLASS
 
-    def is_full(self, label: int) -> bool:
-        """Return whether there are as many crops of a class as there is room for."""
-        return bool(self.crops) and all(len(of.get(label, ())) >= self.most for of in self.crops.values())
-
 
 @dataclass(eq=False)
 class _FirstCrop:
@@ -104,7 +101,7 @@ class Patches:
     def __init__(self) -> None:
         self.shown: dict[str, dict[str, list[Crop]]] = {}
         self.spans: dict[int, Span] = {}
-        self._now, self._before = _Window(), _Window()
+        self._windows = [_Window()]
         self._namer: TagNamer | None = None
         self.typical = TypicalMaps()
         self._first: dict[str, dict[int, list[_FirstCrop]]] = {}
@@ -114,7 +111,7 @@ class Patches:
         if batch.images is None:
             return
         images, classes = ImageCutter(batch.images, style), strongest(signal, _CLASSES)
-        now = self._now
+        now = self._windows[0]
         now.most = most = min(PER_CLASS, max(_CROPS // max(len(classes), 1), 6))
         names = list(batch.layers)
         layers = [names[index] for index in evenly_spaced(len(names), _LAYERS)]
@@ -149,21 +146,15 @@ class Patches:
 
     def crops(self, name: str, label: int) -> list[Crop]:
         """Return the crops of a class since the last event, the best first."""
-        return self._now.crops.get(name, {}).get(label, [])
+        return self._windows[0].crops.get(name, {}).get(label, [])
 
-    def _filled(self, name: str, label: int) -> list[Crop]:
-        """Return the same, filled up with the best of the window before."""
-        crops = self.crops(name, label)
-        images = {crop.image for crop in crops}
-        before = self._before.crops.get(name, {}).get(label, [])
-        others = [crop for crop in before if crop.image not in images]
-        return sorted(crops + others[: max(self._now.most - len(crops), 0)], key=lambda crop: -crop.ratio)
-
-    def _span(self, label: int) -> Span:
-        """Return what the crops of a class are chosen from."""
-        windows = [self._now] if self._now.is_full(label) else [self._before, self._now]
-        steps = [step for window in windows for step in window.steps]
-        return Span(sum(window.seen[label] for window in windows), steps[0], steps[-1])
+    def _used(self, label: int) -> list[_Window]:
+        """Return the windows that the crops of a class are chosen from: no more than it takes."""
+        windows = [window for window in self._windows if window.seen[label]]
+        for count in range(1, len(windows)):
+            if all(len(_merged(windows[:count], name, label)) >= self._windows[0].most for name in windows[0].crops):
+                return windows[:count]
+        return windows
 
     def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
         """Return a card for each map that crops were taken of, and start over."""
@@ -171,15 +162,21 @@ class Patches:
         if namer is None:
             return None
         pictures, self.shown = [], {}
-        self.spans = {label: self._span(label) for label in shown}
-        for name in self._now.crops:
-            rows = {label: crops for label in shown if (crops := self._filled(name, label))}
+        used = {label: windows for label in shown if (windows := self._used(label))}
+        self.spans = {label: _span(windows, label) for label, windows in used.items()}
+        for name in self._windows[0].crops:
+            found = {label: _merged(windows, name, label) for label, windows in used.items()}
+            rows = {
+                label: sorted(crops[: self._windows[0].most], key=lambda crop: -crop.ratio)
+                for label, crops in found.items()
+                if crops
+            }
             names = namer.names(rows)
             self.shown[name] = {names[label]: crops for label, crops in rows.items()}
             if rows:
                 pixels = self._drawn(name, rows, namer, style)
                 pictures.append(Picture(namer.picture_tag("patches", name), jpeg(pixels, 90), *pixels.shape[:2]))
-        self._now, self._before = _Window(), self._now
+        self._windows = [_Window(), *self._windows][:_WINDOWS]
         self.typical.halve()
         return Page(namer.step, pictures)
 
@@ -193,7 +190,8 @@ class Patches:
         }
         height, width = np.array([tile.shape[:2] for row in tiles.values() for tile in row]).max(axis=0).tolist()
         captions = [f"{names[label]}: {len(tiles[label])} of {self.spans[label].images} images" for label in rows]
-        spans, classes = [self.spans[label] for label in rows], {*self._before.seen, *self._now.seen}
+        spans = [self.spans[label] for label in rows]
+        classes = {label for window in self._windows for label in window.seen}
         title = [
             "What each class is learned from: the places with",
             f"the strongest training signal ({of_map(name)});",
@@ -239,6 +237,20 @@ class Patches:
             for name, of in state.get("first_patches", {}).items()
         }
         self.typical.load_state_dict(state.get("typical_maps", {}))
+
+
+def _merged(windows: Sequence[_Window], name: str, label: int) -> list[Crop]:
+    """Return the crops of a class in these windows; those of the first come first, and each image once."""
+    crops: dict[float, Crop] = {}
+    for window in windows:
+        for crop in window.crops.get(name, {}).get(label, []):
+            crops.setdefault(crop.image, crop)
+    return list(crops.values())
+
+
+def _span(windows: Sequence[_Window], label: int) -> Span:
+    """Return what crops of these windows, the latest first, were chosen from."""
+    return Span(sum(window.seen[label] for window in windows), windows[-1].steps[0], windows[0].steps[-1])
 
 
 def _may_enter(crops: Sequence[Crop], ratio: float, most: int) -> bool:

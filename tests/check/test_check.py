@@ -224,20 +224,16 @@ def test_where_nothing_is_near_no_class_is_named_but_what_is_asked_for_and_what_
     assert "nothing was pasted" in alone
 
 
-def test_numbers_are_settled_when_no_more_images_are_wanted_in_this_round():
+def test_it_is_known_whether_more_images_of_a_class_follow_in_this_round():
     images, labels = marked_images(64)
     check = Check()
     for part in (slice(32), slice(32, 64)):
         pool = pool_of(OnePlace(), images[part], labels[part])
         while check.advance(pool, 50):
-            known = {label for label, one in check.results().items() if one.n < MANY}
-            assert not known & set(check.settled())
-    assert check.settled().keys() == check.results().keys() == {0, 1}
-    check.advance(pool_of(OnePlace(), images[:4], labels[:4]), 100)  # a round begins: the numbers before it stand
-    assert {one.step for one in check.settled().values()} == {50}
-    check.advance(pool_of(OnePlace(), images, labels), 110)
-    assert {one.step for one in check.results().values()} == {110}
-    assert check.settled() == {}
+            results = check.results()
+            assert all(check.wants_more([label]) == (one.n < MANY) for label, one in results.items())
+    assert check.results().keys() == {0, 1}
+    assert not check.wants_more([0, 1, 7])
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ export class Classes {
     }
     const isSure = check.classes.some(({ sure }) => sure);
     this.verdict.className = `verdict${isSure ? " sure" : ""}`;
-    const age = check.step === step ? "" : ` Checked at step ${stepText(check.step)}.`;
+    const age = check.step === step || check.sentence?.includes(`step ${check.step}`) ? "" : ` Checked at step ${stepText(check.step)}.`;
     fill(this.verdict, h("strong", {}, check.sentence || "The check has nothing to say yet."), h("small", {}, age));
   }
 
@@ -287,7 +287,7 @@ function checkOf(checked, largest, isSaid, other) {
       ? h("p.share", {}, h(checked.sure ? "strong" : "span", {}, percent(checked.share)), ` of other images are called ${checked.name} with the place pasted in${control}`)
       : null,
     other ? h("p", {}, `Of two classes, this one may be told by the absence of what ${other} rests on.`) : null,
-    typeof checked.asked === "number" ? h("small", {}, h("i.mark"), ` what is asked for: ${loss(checked.asked)} above the other place, of both`) : null,
+    typeof checked.asked === "number" ? h("small", {}, h("i.mark"), ` both must reach the mark, ${loss(checked.asked)} above the other place`) : null,
     h("small", {}, `checked on ${checked.images} images at step ${stepText(checked.step)}${checked.area ? ` · the place: ${percent(checked.area).replace(" ", "\u00a0")} of each image` : ""}`),
   );
 }
