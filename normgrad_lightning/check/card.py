@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from normgrad_lightning.check.results import ClassCheck, Example
-from normgrad_lightning.check.rule import may_rest, place_of, rests, sentence
+from normgrad_lightning.check.rule import rests, sentence, verdict
 from normgrad_lightning.page import Page, Picture
 from normgrad_lightning.views.drawing import Pixels, display_image, jpeg
 from normgrad_lightning.views.lettering import fitted, length_of, line_height, write
@@ -87,7 +87,7 @@ def _least(check: ClassCheck) -> float:
 def _block(check: ClassCheck, style: Style, most: float) -> Iterator[Pixels]:
     """Yield the rows of a class: whether it rests on the place, its pictures, and bars, at full length for `most`."""
     yield _blank(2 * _GAP)
-    yield _text(f"{check.name}: {_verdict(check)} ({check.n} images)", _BLACK)
+    yield _text(f"{check.name}: {verdict(check)} ({check.n} images)", _BLACK)
     if check.example is not None:
         heads = heads_of(check)
         tiles = example_tiles(check.example, style)[: len(heads)]
@@ -98,12 +98,6 @@ def _block(check: ClassCheck, style: Style, most: float) -> Iterator[Pixels]:
     if check.called is not None and check.called_control is not None:
         called, control = (f"{100 * share:.0f} %" for share in (check.called, check.called_control))
         yield _text(f"place pasted: {called} of others are called {check.name} (another part: {control})", _BLACK)
-
-
-def _verdict(check: ClassCheck) -> str:
-    if rests(check):
-        return f"rests on {place_of(check)}"
-    return "not sure" if may_rest(check) else "not found to rest on one small place"
 
 
 def heads_of(check: ClassCheck) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from normgrad_lightning.check.card import CLASSES, example_tiles, heads_of
 from normgrad_lightning.check.results import ClassCheck
-from normgrad_lightning.check.rule import place_of, rests, sentence
+from normgrad_lightning.check.rule import LEAST, place_of, rests, sentence, verdict
 from normgrad_lightning.tensorboard_tab import event
 from normgrad_lightning.views.style import Style
 
@@ -47,6 +47,8 @@ def _of_class(one: ClassCheck, style: Style, *, with_pictures: bool) -> event.Cl
         area=one.area,
         sentence=_plain(sentence([one])) if is_sure else None,
         sure=is_sure,
+        verdict=verdict(one),
+        asked=LEAST[one.form],
         pictures=[(head, tile[..., :3]) for head, tile in zip(heads_of(one), tiles, strict=False)],
     )
 

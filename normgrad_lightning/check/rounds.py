@@ -7,7 +7,7 @@ numbers stand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from typing import Any, NamedTuple
@@ -61,17 +61,31 @@ ROWS = 12
 CLASSES = 12
 """Classes that a round looks at."""
 
-_ROUNDS = (50, 100, 200)  # and ten times, a hundred times …
+FIRST = 50
+"""Step that the first round begins at, in a run of five hundred steps or more."""
+
+_EARLIEST, _PART = 10, 0.1  # in a shorter run: the step, and the part of all steps
+_ROUNDS = (1, 2, 4)  # and ten times, a hundred times …; in units of the first step
 _PROMISING = 0.5  # of what the rule asks for: then it is worth measuring more images
 _LONGEST = 128  # pixels of an example
 
 
-def round_of(step: int) -> int:
-    """Return how many rounds have begun by a step: they do at 50, 100, 200, 500, 1000, 2000, 5000 and so on."""
+def first_round(total: float) -> int:
+    """Return the step that the first round begins at in a run of so many steps."""
+    return int(max(min(FIRST, _PART * total), _EARLIEST))
+
+
+def round_of(step: int, first: int = FIRST) -> int:
+    """Return how many rounds have begun by a step: they do at 50, 100, 200, 500, 1000, 2000, 5000 and so on.
+
+    Args:
+        step: of training.
+        first: the step of the first round, instead of 50; the others are in proportion to it.
+    """
     count, scale = 0, 1
     while True:
         for mark in _ROUNDS:
-            if step < mark * scale:
+            if step < mark * scale * first:
                 return count
             count += 1
         scale *= 10
@@ -144,6 +158,11 @@ class Measured:
         wanted = MANY if is_worth_more else FEW
         return max(wanted - self.tallies[form].n, 0) if self._tries[form] < 2 * wanted else 0
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all images that it wants were measured."""
+        return not any(map(self.wants, FORMS))
+
     def result(self, name: str) -> ClassCheck:
         """Return what was measured with the form that told most."""
         best = self.best
@@ -174,10 +193,12 @@ class Check:
 
     Attributes:
         names: of the classes, where they are known; others are called by their number.
+        first: the step that the first round begins at; `begin_at` changes it.
     """
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
+        self.first = FIRST
         self._round = 0
         self._now: dict[int, Measured] = {}
         self._before: dict[int, Measured] = {}
@@ -191,25 +212,30 @@ class Check:
     def is_complete(self) -> bool:
         """Whether every class of this round that has come by has all images that it wants."""
         self.finish()
-        return bool(self._now) and not any(one.wants(form) for one in self._now.values() for form in FORMS)
+        return bool(self._now) and all(one.is_complete for one in self._now.values())
 
     @property
     def seen(self) -> int:
         """How many classes training has shown while something was measured."""
         return sum(label > ALL for label in self._counts)
 
+    def begin_at(self, first: int, step: int) -> None:
+        """Let the first round begin at a step, and the others in proportion, also if some have begun by now."""
+        if first != self.first:
+            self.first, self._round = first, min(self._round, round_of(step, first))
+
     def is_due(self, step: int) -> bool:
         """Return whether there is something to do at this step: a round begins, or is not over."""
-        return round_of(step) > self._round or (self._round > 0 and not self.is_complete)
+        return round_of(step, self.first) > self._round or (self._round > 0 and not self.is_complete)
 
     def _begins(self, step: int) -> bool:
         """Return whether a round begins: one that is not over may last until the next but one."""
-        return round_of(step) > self._round + (bool(self._now) and not self.is_complete)
+        return round_of(step, self.first) > self._round + (bool(self._now) and not self.is_complete)
 
     def begin_round(self, step: int) -> None:
         """Begin a new round now, as at the end of training."""
         self._before = self._latest()
-        self._round, self._now = max(round_of(step), 1), {}
+        self._round, self._now = max(round_of(step, self.first), 1), {}
         self._typical.halve()
 
     def advance(self, pool: Pool, step: int) -> bool:
@@ -257,6 +283,10 @@ class Check:
     def results(self) -> dict[int, ClassCheck]:
         """Return what is known of each class; one with fewer than eight images is left out."""
         return {label: one.result(self._name(label)) for label, one in sorted(self._latest().items())}
+
+    def wants_more(self, labels: Iterable[int]) -> bool:
+        """Return whether more images of one of these classes will be measured in this round."""
+        return any(label in self._now and not self._now[label].is_complete for label in labels)
 
     def _name(self, label: int) -> str:
         return "all" if label == ALL else self.names.get(label, str(label))

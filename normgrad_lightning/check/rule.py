@@ -25,10 +25,7 @@ EARLY = 100
 
 RIGHTLY = "A class may rightly rest on one place: look whether it is a part of the object."
 
-UNSEEN = (
-    "That is not an all-clear: what is everywhere in an image (tint, blur, noise) cannot be found this way, and marks "
-    "that are long or in several parts may be missed."
-)
+UNSEEN = "What is everywhere in an image (tint, blur, noise), long or in several parts may be missed."
 
 
 def rests(check: ClassCheck) -> bool:
@@ -107,6 +104,13 @@ def place_of(check: ClassCheck) -> str:
     return "one small place" if check.form == "square" else "a small part of its images"
 
 
+def verdict(check: ClassCheck) -> str:
+    """Return in a few words whether the class rests on one small place."""
+    if rests(check):
+        return f"rests on {place_of(check)}"
+    return "not sure" if may_rest(check) else "not found to rest on one small place"
+
+
 def _doubts(check: ClassCheck) -> str:
     why = "; ".join(_missing(check))
     return f"Not sure whether `{check.name}` rests on {place_of(check)}: {why}. {_measured(check)}.{_called(check)}"
@@ -120,11 +124,17 @@ def _called(check: ClassCheck) -> str:
 
 
 def _nothing(checks: Collection[ClassCheck], seen: int) -> str:
-    closest = max(checks, key=_closeness)
-    none = "So far, no class" if 0 < closest.step < EARLY else "No class"
-    of = f" Checked: {len(checks)} of {seen} classes." if seen > len(checks) else ""
-    measured = f"`{closest.name}` came closest. {_measured(closest)}."
-    return f"{none} was found to rest on one small place. {UNSEEN}{of} {measured}"
+    """Return that nothing was found, and what was asked for. No class is named: none is near to that."""
+    step = max(check.step for check in checks)
+    none = "So far, no class" if 0 < step < EARLY else "No class"
+    asked = f"raise the loss by {LEAST['square']} ({LEAST['tenth']} where the place is a tenth of the image)"
+    why = f"for none do covering and pasting both {asked}"
+    if all(check.pasted is None for check in checks):
+        why = f"for none does covering {asked}; nothing was pasted: that takes labels of several classes"
+    count = len(checks)
+    of = f"{count} of {seen} classes" if seen > count else "1 class" if count == 1 else f"{count} classes"
+    when = f", step {step}" if step else ""
+    return f"{none} was found to rest on one small place: {why}. {UNSEEN} Checked: {of}{when}."
 
 
 def _measured(check: ClassCheck) -> str:

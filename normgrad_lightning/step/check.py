@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from normgrad_lightning.check.card import check_page
 from normgrad_lightning.check.passes import CannotCheck, Pool, loss_pool, network_pool
-from normgrad_lightning.check.rounds import Check, round_of
+from normgrad_lightning.check.rounds import Check, first_round
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.isolated.batches import batch_size
 from normgrad_lightning.isolated.interrupts import TalksToOthers, memory_explained
@@ -59,6 +59,7 @@ class StepCheck:
         self._has_given_up, self._has_looked, self._began_last_round = False, False, False
         self.is_at_work = False
         self._told: set[int] = set()
+        self._is_over = False
         self._shown: list[tuple[int, int, int]] = []
 
     def is_due(self, context: StepContext) -> bool:
@@ -67,6 +68,7 @@ class StepCheck:
         if check is not False and not self._has_given_up and network.obstacle is not None:
             self._give_up(network.obstacle, context)
         can_be = check is not False and not self._has_given_up and (bool(check) or network.may_be_found)
+        self._check.begin_at(first_round(self._total()), step)
         self.is_at_work = can_be and (self._check.is_due(step) or self._last_round_begins(step))
         return self.is_at_work
 
@@ -82,8 +84,8 @@ class StepCheck:
         trainer = self._trainer()
         if trainer is None or not sets or not sets[0].maps:
             return
-        if not is_last:  # what there is to say then is said in a moment
-            self._tell(context)
+        self._is_over |= is_last  # what there is to say then is said in a moment
+        self._tell()
         try:
             with memory_explained("To do without it, set `check=False`."):
                 pool = self._pool(trainer, context, sets[0], found)
@@ -102,38 +104,44 @@ class StepCheck:
         if state == self._shown:
             return None
         self._shown = state
+        self._tell()
         return check_page(results, style, TagNamer(step, group, classes), self._check.seen)
 
     def conclude(self, *, is_asked_for: bool) -> None:
         """Say at the end of training what was measured; that nothing was, if it was asked for or training was long."""
-        results, trainer = self._check.results(), self._trainer()
+        results, trainer, self._is_over = self._check.results(), self._trainer(), True
         if trainer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        was_due = is_asked_for or (self._has_looked and round_of(trainer.global_step) > 0)
+        was_due = is_asked_for or (self._has_looked and trainer.global_step >= self._check.first)
         if not results and (self._has_given_up or not was_due):
             return
         told = sentence(list(results.values()), self._check.seen)
         if not self._has_looked and not results:
-            told = "No step was checked: the check begins at step 50, or near the end, at steps that are read."
+            begins = f"the check begins at step {self._check.first}, or near the end, at steps that are read"
+            told = f"No step was checked: {begins}."
         self._messenger.announce(trainer, f"NormGrad: {told}", cause="the check at the end")
 
     def _last_round_begins(self, step: int) -> bool:
         """Return whether the end is near, and the round for it has not begun."""
-        trainer = self._trainer()
-        if self._began_last_round or trainer is None:
-            return False
-        total = math.inf
-        with suppress(Exception):  # of accumulation that changes on the way, Lightning cannot tell
-            total = float(trainer.estimated_stepping_batches)
-        return math.isfinite(total) and step >= min((1 - _NEAR_END) * total, total - 1)
+        total = self._total()
+        return not self._began_last_round and math.isfinite(total) and step >= min((1 - _NEAR_END) * total, total - 1)
 
-    def _tell(self, context: StepContext) -> None:
+    def _total(self) -> float:
+        """Return how many steps the run has; infinity if that is not known."""
+        trainer = self._trainer()
+        with suppress(Exception):  # of accumulation that changes on the way, Lightning cannot tell
+            return math.inf if trainer is None else float(trainer.estimated_stepping_batches)
+        return math.inf
+
+    def _tell(self) -> None:
         """Say which classes rest on one small place, each once."""
         trainer, results = self._trainer(), self._check.results()
         new = {label: one for label, one in results.items() if label not in self._told and rests(one)}
-        if new and trainer is not None:
-            self._told |= new.keys()
-            self._messenger.announce(trainer, f"NormGrad, step {context.step}: {sentence(list(new.values()))}")
+        if not new or trainer is None or self._is_over:
+            return
+        self._told |= new.keys()
+        step, more = max(one.step for one in new.values()), " More images follow." * self._check.wants_more(new)
+        self._messenger.announce(trainer, f"NormGrad, step {step}: {sentence(list(new.values()))}{more}")
 
     def _advance(self, trainer: Trainer, context: StepContext, pool: Pool, *, is_last: bool) -> None:
         """Do a piece, or all."""

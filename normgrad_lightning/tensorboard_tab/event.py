@@ -133,15 +133,17 @@ class ClassView:
 
     Attributes:
         name: its name, which tells it from others.
-        seen: images since the event before.
+        seen: images that the patches were chosen from.
         patches: by the map that they are from, strongest first.
         atlas: by map.
+        steps: the first and the last that those images were seen at.
     """
 
     name: str
     seen: int = 0
     patches: Mapping[str, Sequence[Patch]] = field(default_factory=dict)
     atlas: Mapping[str, Atlas] = field(default_factory=dict)
+    steps: tuple[int, int] | None = None
 
 
 Estimate: TypeAlias = tuple[float, float]
@@ -168,6 +170,8 @@ class ClassCheck:
         area: of the region, as a share of the image.
         sentence: on this class alone.
         sure: whether the class rests on the region.
+        verdict: that in words, also where it does not.
+        asked: by how much the region must raise both losses, more than the control.
         pictures: of one image, with what they show: as it is, covered, pasted.
     """
 
@@ -186,6 +190,8 @@ class ClassCheck:
     area: float | None = None
     sentence: str | None = None
     sure: bool = False
+    verdict: str | None = None
+    asked: float | None = None
     pictures: Sequence[tuple[str, Pixels]] = ()
 
 
@@ -291,7 +297,8 @@ def _class(one: ClassView, items: Mapping[int, Any], detail: _Detail, parts: Par
         }
         for name, atlas in one.atlas.items()
     ]
-    return {"name": one.name, "seen": one.seen, "patches": patches, "atlas": atlas}
+    steps = None if one.steps is None else list(one.steps)
+    return {"name": one.name, "seen": one.seen, "steps": steps, "patches": patches, "atlas": atlas}
 
 
 def _check(check: Check, parts: Parts) -> dict[str, Any]:

@@ -15,6 +15,7 @@ SCRIPTS = (
     "state.js",
     "controls.js",
     "lazy.js",
+    "help.js",
     "steps.js",
     "curves.js",
     "closeup.js",

@@ -184,6 +184,11 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_TEXT
 
 
+def _are_steps(value: object) -> bool:
+    """Return whether these are a first and a last step."""
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_whole, value))
+
+
 def _is_estimate(value: object) -> bool:
     """Return whether this is a mean with its standard error."""
     return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
@@ -218,7 +223,13 @@ _PATCHES = {
     "items": [_PATCH],
 }
 _ATLAS = {"map": _is_text, "mean": _MAPS, "lift": _Optional(_MAPS), "spot": _Optional(_is_number)}
-_CLASS = {"name": _is_text, "seen": _is_whole, "patches": [_PATCHES], "atlas": [_ATLAS]}
+_CLASS = {
+    "name": _is_text,
+    "seen": _is_whole,
+    "steps": _Optional(_are_steps),
+    "patches": [_PATCHES],
+    "atlas": [_ATLAS],
+}
 _SET = {
     "name": _is_text,
     "kind": _is_text,
@@ -249,6 +260,8 @@ _CHECKED = {
     "share": _Optional(_is_number),
     "share_control": _Optional(_is_number),
     "sentence": _Optional(_is_text),
+    "verdict": _Optional(_is_text),
+    "asked": _Optional(_is_number),
     "sure": _Optional(lambda value: isinstance(value, bool)),
     **{name: _Optional(_is_estimate) for name in CHECK_NUMBERS},
 }

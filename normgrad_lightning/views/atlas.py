@@ -120,11 +120,13 @@ class Atlas:
         names = namer.captions(shown, _LONGEST)
         title = [
             f"Where each class is learned ({of_map(name)}):",
-            "the mean map of a class; lift: its mean map over others'",
+            "the mean map of a class; lift: that divided by others'",
         ]
         if len(shown) < len(means):
             title.append(f"{len(shown)} of {len(means)} classes: those with the most signal")
-        captions = [names[label] + ("" if alone else _hot_spots(lift_of[label], first.get(label))) for label in shown]
+        captions = [
+            names[label] + ("" if alone else _largest_lifts(lift_of[label], first.get(label))) for label in shown
+        ]
         heads = ["mean map", *([] if alone else ["lift"]), *([] if alone or not first else ["first lift"])]
         height, width = _tile_size(self._aspect)
         table = Table((height, width), len(heads), captions, title, heads=heads, across=min(2, len(captions)))
@@ -163,9 +165,9 @@ def _on_grid(maps: Floats, grid: Sequence[int]) -> Floats:
     return resized(torch.from_numpy(maps), grid).numpy()
 
 
-def _hot_spots(lift: Floats, first: Floats | None) -> str:
+def _largest_lifts(lift: Floats, first: Floats | None) -> str:
     """Return the words on the largest lift, now and at the first event."""
-    return f": hot spot {lift.max():.1f}" + ("" if first is None else f", first {first.max():.1f}")
+    return f": lift up to {lift.max():.1f}" + ("" if first is None else f", first {first.max():.1f}")
 
 
 def _limit(values: Sequence[float]) -> float:

@@ -3,6 +3,9 @@
 What is the same in all images of a layer, its typical map, is removed first. For each image, the peak of its smoothed
 map, divided by the map's mean, says how much one place stands out. The images with the largest ratio are shown, each
 once. A rim is left out: padding attracts peaks there.
+
+Images are those since the last event. Where they give fewer crops than there is room for, as at the end of training,
+the strongest of the window before fill up, and of the one before that.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -37,6 +40,7 @@ PER_CLASS = 24
 _RIM = 0.15  # the same of the rim, whose peaks do not count
 _CLASSES = 16  # that crops are collected of
 _CROPS = 96  # of all classes together, but six of each class
+_WINDOWS = 3  # from one event to the next, the latest one first: older crops are never shown
 _LAYERS = 5  # whose maps a crop keeps
 _TILE, _FIRST_TILE = 96, 64  # pixels of a crop in the card, and of one that is stored of the first event
 _ACROSS, _ACROSS_FIRST, _GAP = 4, 2, 2
@@ -47,6 +51,31 @@ class Peak(NamedTuple):
 
     ratio: float
     place: tuple[float, ...]
+
+
+class Span(NamedTuple):
+    """What the patches of a class were chosen from: how many images, of which steps."""
+
+    images: int
+    first: int
+    last: int
+
+
+@dataclass(eq=False)
+class _Window:
+    """What was collected from one event to the next.
+
+    Attributes:
+        crops: by map and class, strongest first.
+        seen: images of each class.
+        steps: of the first and the last batch.
+        most: crops of a class.
+    """
+
+    crops: dict[str, dict[int, list[Crop]]] = field(default_factory=dict)
+    seen: Counter[int] = field(default_factory=Counter)
+    steps: tuple[int, ...] = ()
+    most: int = PER_CLASS
 
 
 @dataclass(eq=False)
@@ -65,13 +94,14 @@ class Patches:
 
     Attributes:
         shown: the crops of the last event, by map and name of the class.
+        spans: what those of each class were chosen from.
         typical: the typical map of each layer.
     """
 
     def __init__(self) -> None:
         self.shown: dict[str, dict[str, list[Crop]]] = {}
-        self._crops: dict[str, dict[int, list[Crop]]] = {}
-        self._seen: Counter[int] = Counter()
+        self.spans: dict[int, Span] = {}
+        self._windows = [_Window()]
         self._namer: TagNamer | None = None
         self.typical = TypicalMaps()
         self._first: dict[str, dict[int, list[_FirstCrop]]] = {}
@@ -81,11 +111,12 @@ class Patches:
         if batch.images is None:
             return
         images, classes = ImageCutter(batch.images, style), strongest(signal, _CLASSES)
-        most = min(PER_CLASS, max(_CROPS // max(len(classes), 1), 6))
+        now = self._windows[0]
+        now.most = most = min(PER_CLASS, max(_CROPS // max(len(classes), 1), 6))
         names = list(batch.layers)
         layers = [names[index] for index in evenly_spaced(len(names), _LAYERS)]
         for name, maps in self._own(batch).items():
-            crops = {label: row[:most] for label, row in only(self._crops.get(name, {}), classes).items()}
+            crops = {label: row[:most] for label, row in only(now.crops.get(name, {}), classes).items()}
             found, offered = peaks(maps, images.size), {}
             for number in sorted(range(len(found)), key=lambda number: -found[number].ratio):
                 (ratio, place), label = found[number], batch.labels[number]
@@ -99,8 +130,9 @@ class Patches:
                 place = found[number].place
                 crop.map = _flat(batch.even_focus[name][number], place)
                 crop.layers = {of: _flat(batch.even_layers[of][number], place) for of in layers}
-            self._crops[name] = crops
-        self._seen.update(batch.labels)
+            now.crops[name] = crops
+        now.seen.update(batch.labels)
+        now.steps = (*now.steps[:1], batch.namer.step)
         self._namer = batch.namer
 
     def _own(self, batch: PooledBatch) -> dict[str, Floats]:
@@ -113,8 +145,16 @@ class Patches:
         }
 
     def crops(self, name: str, label: int) -> list[Crop]:
-        """Return the crops of a class, the best first."""
-        return self._crops.get(name, {}).get(label, [])
+        """Return the crops of a class since the last event, the best first."""
+        return self._windows[0].crops.get(name, {}).get(label, [])
+
+    def _used(self, label: int) -> list[_Window]:
+        """Return the windows that the crops of a class are chosen from: no more than it takes."""
+        windows = [window for window in self._windows if window.seen[label]]
+        for count in range(1, len(windows)):
+            if all(len(_merged(windows[:count], name, label)) >= self._windows[0].most for name in windows[0].crops):
+                return windows[:count]
+        return windows
 
     def page(self, map_sets: Sequence[MapSet], style: Style, shown: Sequence[int]) -> Page | None:
         """Return a card for each map that crops were taken of, and start over."""
@@ -122,14 +162,21 @@ class Patches:
         if namer is None:
             return None
         pictures, self.shown = [], {}
-        for name in self._crops:
-            rows = {label: self.crops(name, label) for label in shown if self.crops(name, label)}
+        used = {label: windows for label in shown if (windows := self._used(label))}
+        self.spans = {label: _span(windows, label) for label, windows in used.items()}
+        for name in self._windows[0].crops:
+            found = {label: _merged(windows, name, label) for label, windows in used.items()}
+            rows = {
+                label: sorted(crops[: self._windows[0].most], key=lambda crop: -crop.ratio)
+                for label, crops in found.items()
+                if crops
+            }
             names = namer.names(rows)
             self.shown[name] = {names[label]: crops for label, crops in rows.items()}
             if rows:
                 pixels = self._drawn(name, rows, namer, style)
                 pictures.append(Picture(namer.picture_tag("patches", name), jpeg(pixels, 90), *pixels.shape[:2]))
-        self._crops, self._seen = {}, Counter()
+        self._windows = [_Window(), *self._windows][:_WINDOWS]
         self.typical.halve()
         return Page(namer.step, pictures)
 
@@ -142,14 +189,17 @@ class Patches:
             label: [tile_of(crop.pixels, _TILE) for crop in crops[: across * down]] for label, crops in rows.items()
         }
         height, width = np.array([tile.shape[:2] for row in tiles.values() for tile in row]).max(axis=0).tolist()
-        captions = [f"{names[label]}: {len(tiles[label])} of {self._seen[label]} images" for label in rows]
+        captions = [f"{names[label]}: {len(tiles[label])} of {self.spans[label].images} images" for label in rows]
+        spans = [self.spans[label] for label in rows]
+        classes = {label for window in self._windows for label in window.seen}
         title = [
             "What each class is learned from: the places with",
             f"the strongest training signal ({of_map(name)});",
-            f"images of the training batches, {style.colours}",
+            f"images of the training batches, {style.colours},",
+            f"steps {min(span.first for span in spans)} to {max(span.last for span in spans)}",
         ]
-        if len(rows) < len(self._seen):
-            title.append(f"{len(rows)} of {len(self._seen)} classes: those with the most signal")
+        if len(rows) < len(classes):
+            title.append(f"{len(rows)} of {len(classes)} classes: those with the most signal")
         table = Table(
             (down * (height + _GAP) - _GAP, width),
             len(heads),
@@ -187,6 +237,20 @@ class Patches:
             for name, of in state.get("first_patches", {}).items()
         }
         self.typical.load_state_dict(state.get("typical_maps", {}))
+
+
+def _merged(windows: Sequence[_Window], name: str, label: int) -> list[Crop]:
+    """Return the crops of a class in these windows; those of the first come first, and each image once."""
+    crops: dict[float, Crop] = {}
+    for window in windows:
+        for crop in window.crops.get(name, {}).get(label, []):
+            crops.setdefault(crop.image, crop)
+    return list(crops.values())
+
+
+def _span(windows: Sequence[_Window], label: int) -> Span:
+    """Return what crops of these windows, the latest first, were chosen from."""
+    return Span(sum(window.seen[label] for window in windows), windows[-1].steps[0], windows[0].steps[-1])
 
 
 def _may_enter(crops: Sequence[Crop], ratio: float, most: int) -> bool:

@@ -11,7 +11,7 @@ from normgrad_lightning.views.resampling import Floats
 RIM = 0.1
 """Of each side of an image: what is nearer to an edge is the border."""
 
-_PRIOR = 8.0  # images of the other classes that each class starts with: few images make no hot spot
+_PRIOR = 8.0  # images of the other classes that each class starts with: few images make no large lift
 _FLOOR = 0.25  # of the mean: where hardly any signal is, its ratios mean nothing
 
 

@@ -126,7 +126,9 @@ class Tab:
         found = {of: rows[of][name] for of in rows if name in rows[of]}
         patches = {of: [_patch(crop) for crop in crops] for of, crops in found.items()}
         atlas = {} if self.atlas is None else _atlas(self.atlas, label)
-        return event.ClassView(name, self._seen[label], patches, atlas=atlas)
+        span = None if self.patches is None else self.patches.spans.get(label)
+        seen, steps = (self._seen[label], None) if span is None else (span.images, (span.first, span.last))
+        return event.ClassView(name, seen, patches, atlas=atlas, steps=steps)
 
 
 def _no_check(style: Style) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from normgrad_lightning.check import regions
 from normgrad_lightning.check.network import NetworkCall
 from normgrad_lightning.check.passes import Losses, Pool, network_pool
 from normgrad_lightning.check.results import ClassCheck, Tally, class_check
-from normgrad_lightning.check.rounds import ALL, FEW, FORMS, MANY, ROWS, Check, round_of
+from normgrad_lightning.check.rounds import ALL, FEW, FORMS, MANY, ROWS, Check, first_round, round_of
 from normgrad_lightning.check.rule import rests, sentence
 from normgrad_lightning.check.typical import TypicalOfOthers
 
@@ -103,8 +104,8 @@ def test_a_network_that_reads_one_place_is_told_and_one_that_reads_everything_is
     assert not any(map(rests, found.values()))
     told = sentence(found.values())
     assert told.startswith("So far, no class was found to rest on one small place")
-    assert "not an all-clear" in told
-    assert "8 images, step 50" in told
+    assert "What is everywhere in an image (tint, blur, noise)" in told
+    assert told.endswith("Checked: 2 classes, step 50.")
 
 
 class TwoBars(OnePlace):
@@ -203,19 +204,36 @@ def one_class(name="dog", n=24, step=500, covered=0.0, pasted=0.0, error=0.1, fo
     )
 
 
-def test_what_was_not_found_is_no_all_clear():
-    cat, dog = one_class("cat", covered=0.1, pasted=-0.2), one_class(covered=0.3, pasted=0.2, n=8)
+def test_where_nothing_is_near_no_class_is_named_but_what_is_asked_for_and_what_may_be_missed():
+    cat, dog = one_class("cat", covered=0.1, pasted=-0.2), one_class(covered=0.3, pasted=0.2, n=8, step=600)
     told = sentence([cat, dog])
-    assert told.startswith("No class was found to rest on one small place. That is not an all-clear")
-    assert "`dog`" in told
-    assert numbers_in(told) == [4, 0.3, 0.1, 0.2, 0.1, 8, 500]
-    pasted = one_class("cat", covered=0.1, pasted=0.9)  # more of an effect, but the rule asks for both
-    assert sentence([pasted, dog]) == told
-    tenth = one_class("cat", covered=0.3, pasted=0.3, form="tenth")  # of which it asks more
-    assert sentence([tenth, dog]) == told
+    assert told == (
+        "No class was found to rest on one small place: for none do covering and pasting both raise the loss by 1.2 "
+        "(2.0 where the place is a tenth of the image). What is everywhere in an image (tint, blur, noise), long or "
+        "in several parts may be missed. Checked: 2 classes, step 600."
+    )
+    pasted = replace(one_class(covered=0.03, pasted=3.65, form="tenth", step=600), pasted_error=1.13)
+    assert sentence([cat, pasted]) == told
     assert "2 of 1000 classes" in sentence([cat, dog], 1000)
-    assert "classes" not in sentence([cat, dog], 2)
+    assert "2 classes" in sentence([cat, dog], 2)
     assert sentence([one_class(step=99)]).startswith("So far, no class")
+    assert "1 class, step 99" in sentence([one_class(step=99)])
+    assert "step" not in sentence([one_class(step=0)])
+    alone = sentence([one_class("all", covered=0.3, pasted=None)])
+    assert "for none does covering raise the loss by 1.2" in alone
+    assert "nothing was pasted" in alone
+
+
+def test_it_is_known_whether_more_images_of_a_class_follow_in_this_round():
+    images, labels = marked_images(64)
+    check = Check()
+    for part in (slice(32), slice(32, 64)):
+        pool = pool_of(OnePlace(), images[part], labels[part])
+        while check.advance(pool, 50):
+            results = check.results()
+            assert all(check.wants_more([label]) == (one.n < MANY) for label, one in results.items())
+    assert check.results().keys() == {0, 1}
+    assert not check.wants_more([0, 1, 7])
 
 
 @pytest.mark.parametrize(
@@ -295,6 +313,25 @@ def test_rounds_begin_at_1_2_5_and_keep_the_numbers_of_the_one_before():
     after = whole_round(check, [pool_of(OnePlace(weight=0.0), images, labels)], 100)
     assert after["dog"].step == 100
     assert not rests(after["dog"])
+
+
+def test_in_a_short_run_the_first_round_begins_at_a_tenth_and_the_others_in_proportion():
+    totals = (3, 100, 128, 499, 500, 10_000, math.inf)
+    assert [first_round(total) for total in totals] == [10, 10, 12, 49, 50, 50, 50]
+    assert [round_of(step, 12) for step in (11, 12, 23, 24, 47, 48, 119, 120, 240)] == [0, 1, 1, 2, 2, 3, 3, 4, 5]
+    check = Check()
+    check.begin_at(12, 0)
+    assert [check.is_due(step) for step in (11, 12)] == [False, True]
+
+
+def test_a_short_run_that_goes_on_as_a_long_one_has_the_rounds_of_a_long_one():
+    images, labels = marked_images(64)
+    check = Check()
+    check.begin_at(12, 0)
+    whole_round(check, [pool_of(OnePlace(), images, labels)], 120)
+    assert not check.is_due(200)
+    check.begin_at(50, 130)
+    assert [check.is_due(step) for step in (130, 199, 200)] == [False, False, True]
 
 
 def test_a_round_that_is_not_over_lasts_until_the_next_but_one():

@@ -3,6 +3,7 @@
 import logging
 import os
 import weakref
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -20,6 +21,8 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from normgrad_lightning import NormGradCallback
 from normgrad_lightning.check.rule import rests
 from normgrad_lightning.layers.own_passes import current_pass
+from normgrad_lightning.tensorboard_tab.logs import runs_in
+from normgrad_lightning.tensorboard_tab.stored import decode
 
 CALLS = []
 """A global of the user's: the batches of all steps."""
@@ -156,6 +159,12 @@ def test_it_tells_what_the_classes_rest_on(tmp_path, caplog):
     said = [record.message for record in caplog.records if "rests on one small place" in record.message]
     assert any(message.startswith("NormGrad, step ") for message in said)
     assert f"raises their loss from {dog.plain:.2f} to {dog.covered:.2f}" in said[-1]
+    [run] = runs_in([Path(trainer.log_dir)])
+    stored = [decode(blob).header["check"] for blob in run.blobs["normgrad/tab"].values()]
+    shown = " ".join(check["sentence"] for check in stored if check)
+    for message in said:  # the numbers are those of a page, or more images follow
+        numbers = message.partition(": ")[2].replace("`", "").partition(" A class may")[0]
+        assert numbers in shown or message.endswith("More images follow.")
     events = EventAccumulator(trainer.log_dir)
     events.Reload()
     assert "normgrad/2_check/0_what_classes_rest_on" in events.Tags()["images"]
@@ -374,6 +383,14 @@ def test_a_check_that_never_began_is_said_where_it_is_asked_for(tmp_path, caplog
     without_labels(tmp_path, caplog, steps=1000, callbacks=[stop], check=True)
     (told,) = said_of(caplog, recwarn)
     assert told.startswith("NormGrad: No step was checked: the check begins at step 50, or near the end")
+
+
+@pytest.mark.parametrize(("steps", "is_checked"), [(110, True), (1000, False)])
+def test_in_a_short_run_the_check_begins_early(tmp_path, caplog, steps, is_checked):
+    with caplog.at_level(logging.INFO):
+        callback, _ = fit(tmp_path, Module(), steps, callbacks=[StopsAt(40)], check=None)
+    assert bool(callback.check) == is_checked
+    assert all(11 <= one.step < 40 for one in callback.check.values())
 
 
 @pytest.mark.parametrize(("steps", "check", "is_said"), [(6, None, False), (6, True, True), (60, None, True)])

@@ -70,7 +70,7 @@ def class_view(name, step):
         for n, crop in enumerate(crops)
     ]
     atlas = Atlas(np.full((7, 7), 2.0), np.full((7, 7), 1.0), 1.0)
-    return ClassView(name, 50, {"combined": patches, "01_last": patches[:1]}, {"combined": atlas})
+    return ClassView(name, 50, {"combined": patches, "01_last": patches[:1]}, {"combined": atlas}, (step // 2, step))
 
 
 def check(step):

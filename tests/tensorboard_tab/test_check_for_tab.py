@@ -44,6 +44,8 @@ def test_numbers_sentence_and_pictures_arrive():
     assert (cat["sure"], cat["sentence"]) == (False, None)
     assert (dog["sure"], dog["sentence"]) == (True, stored["sentence"])
     assert (dog["covered"], dog["pasted"], dog["share"]) == ([5.5, 0.2], [6.5, 0.3], 0.84)
+    assert (cat["verdict"], dog["verdict"]) == ("not found to rest on one small place", "rests on one small place")
+    assert cat["asked"] == dog["asked"] == 1.2
     assert f"dog rests on {dog['region']}:" in stored["sentence"]
     assert [one["label"] for one in dog["pictures"]] == ["the place, 4 %", "covered by another", "pasted into another"]
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from browser import CHROMIUM, DRIVER, chromium, until
-from known_log import EVIL, RUNS, STEPS, TAG, coarse_map, event, image, page, ramp, write_known
+from known_log import EVIL, RUNS, STEPS, TAG, class_view, coarse_map, event, image, page, ramp, write_known
 from PIL import Image
 from tab_demo import write_run
 from tab_server import running_tensorboard
@@ -25,7 +25,7 @@ from test_stored import header_of, paths, with_header
 
 from normgrad_lightning import show_report
 from normgrad_lightning.page import Page
-from normgrad_lightning.tensorboard_tab.event import Images, Layer, Maps, encode_event
+from normgrad_lightning.tensorboard_tab.event import Check, ClassCheck, Images, Layer, Maps, encode_event
 from normgrad_lightning.tensorboard_tab.report import write_report
 from normgrad_lightning.tensorboard_tab.stored import Content, decode
 from normgrad_lightning.views.drawing import overlays
@@ -371,6 +371,48 @@ def test_classes_have_patches_the_check_and_the_atlas(shown):
     assert [float(w[:-1]) for w in widths] == pytest.approx([100 * loss / 6.5 for loss in (0.1, 6.0, 0.2)], abs=0.01)
 
 
+def check_of_two(is_sure=True):
+    """Of two classes: dog may rest on a place; cat was checked, and does not."""
+    dog = ClassCheck(
+        "dog", 24, 100, plain=(0.1, 0.0), covered=(4.0, 0.5), covered_control=(0.2, 0.0), pasted=(3.0, 0.2),
+        pasted_control=(0.4, 0.0), share=0.9, share_control=0.0, sure=is_sure, verdict="rests on one small place",
+        asked=1.2, area=0.04,
+    )  # fmt: skip
+    cat = ClassCheck(
+        "cat", 8, 100, plain=(0.1, 0.0), covered=(0.3, 0.0), covered_control=(0.2, 0.0), share=1.0, share_control=0.9,
+        verdict="not found to rest on one small place", asked=2.0, area=0.1,
+    )  # fmt: skip
+    return encode_event(100, classes=[class_view("cat", 100), class_view("dog", 100)], check=Check(100, [cat, dog]))
+
+
+def test_bars_have_one_scale_and_the_mark_of_the_rule_and_what_was_not_found_is_said(browser, tmp_path):
+    pages = [Page(100, scalars={"normgrad/cost": 0.1}, blobs={TAG: check_of_two()})]
+    write_run(tmp_path / "run", pages)
+    write_report([tmp_path], tmp_path / "report.html")
+    shown = Shown(browser, (tmp_path / "report.html").as_uri())
+    shown.open()
+    badges = shown.run("return [...document.querySelectorAll('.badge')].map((one) => one.innerText)")
+    assert badges == ["rests on one small place", "not found to rest on one small place"]
+    lefts = "return [...document.querySelectorAll('.bars .asked')].map((one) => parseFloat(one.style.left))"
+    assert shown.run(lefts) == pytest.approx([100 * loss / 4.5 for loss in (1.4, 1.6, 2.2)], abs=0.01)
+    widths = shown.run(
+        "return [...document.querySelectorAll('.bars .measured')].map((one) => parseFloat(one.style.width))"
+    )
+    assert widths == pytest.approx([100 * loss / 4.5 for loss in (4.0, 3.0, 0.3)], abs=0.01)
+    assert shown.count(".share strong") == 1
+    assert "absence of what dog rests on" in shown.text(".class:last-child .check")
+    assert "absence" not in shown.text(".class:first-child .check")
+    assert "3 patches of 50 images, steps 50 to 100" in shown.text(".class header")
+    assert shown.count(".chart circle") == 1  # a curve of one point
+    shown.click(".help summary")
+    assert "Typical map removed" in shown.text(".help")
+    assert shown.errors() == []
+    write_run(tmp_path / "other", [Page(100, blobs={TAG: check_of_two(is_sure=False)})])
+    write_report([tmp_path / "other"], tmp_path / "report.html")
+    shown.open()
+    assert "absence" not in shown.text("main")
+
+
 def test_controls_of_classes(shown):
     shown.open(run="first")
     shown.set("beside", 1)
@@ -496,7 +538,7 @@ def test_curves_show_their_values_and_a_click_goes_to_a_step(shown):
     assert shown.text(".chart .legend").split() == ["early", "1.00", *EVIL.split(), "0.50"]
     shown.open(run="first")
     assert shown.count(".chart") == 3
-    assert shown.text(".chart figcaption").startswith("Hot spot")
+    assert shown.text(".chart figcaption").startswith("Lift")
     legend = shown.text(".chart .legend")
     assert "cat 2.00" in legend
     assert f"{EVIL} 101" in legend
@@ -508,7 +550,7 @@ def test_curves_show_their_values_and_a_click_goes_to_a_step(shown):
 
 def test_curves_of_the_run_before_are_gone_at_once(shown):
     shown.open(run="first")
-    assert "Hot spot" in shown.text(".curves")
+    assert "Lift" in shown.text(".curves")
     seen = shown.run(
         """
         const control = document.querySelector('[name=run]');
@@ -520,7 +562,7 @@ def test_curves_of_the_run_before_are_gone_at_once(shown):
     )
     assert seen == ""
     shown.drawn(f"classes {EVIL} 100")
-    assert "Hot spot" in shown.text(".curves")
+    assert "Lift" in shown.text(".curves")
 
 
 def test_a_class_has_one_colour_in_all_charts(browser, tmp_path):

@@ -93,7 +93,7 @@ def test_the_typical_map_is_the_mean_of_maps_that_were_divided_by_their_mean():
 def test_a_patch_has_its_whole_image_its_place_and_its_map():
     _, one, places, content = collected()
     cat = content.header["classes"][0]
-    assert (cat["name"], cat["seen"]) == ("cat", 4)
+    assert (cat["name"], cat["seen"], cat["steps"]) == ("cat", 4, [5, 5])
     row = next(found for found in cat["patches"] if found["map"] == "combined")
     assert len(row["items"]) == 4
     combined = combine([m for m in one.maps.values()], one.maps["net.early"].shape[1:])
@@ -244,8 +244,8 @@ def test_patches_that_were_found_after_the_last_event_are_stored_with_it():
     last = tab.last_page(STYLE)
     header = decode(last.blobs["normgrad/tab"]).header
     assert (last.step, header["maps_step"]) == (8, 5)
-    assert [one["seen"] for one in header["classes"]] == [2, 2]
-    assert {item["step"] for item in header["classes"][0]["patches"][0]["items"]} == {8}
+    assert [(one["seen"], one["steps"]) for one in header["classes"]] == [(6, [5, 8])] * 2
+    assert sorted(item["step"] for item in header["classes"][0]["patches"][0]["items"]) == [5] * 4 + [8] * 2
 
 
 def test_a_resumed_run_keeps_to_the_budget_and_stores_its_first_event_whole():
@@ -293,7 +293,7 @@ def test_training_stores_its_events_for_the_tab_and_what_came_after_the_last_of_
     assert list(run.blobs["normgrad/tab"]) == [0, 2, 3]
     last = decode(run.blobs["normgrad/tab"][3]).header
     assert last["maps_step"] == 2
-    assert {item["step"] for one in last["classes"] for row in one["patches"] for item in row["items"]} == {3}
+    assert {item["step"] for one in last["classes"] for row in one["patches"] for item in row["items"]} == {1, 2, 3}
     content = decode(run.blobs["normgrad/tab"][2])
     [found] = content.header["sets"]
     assert len(found["layers"]) > 1

@@ -73,7 +73,7 @@ def test_the_class_frequencies_of_the_batch_make_no_difference():
     np.testing.assert_allclose(*lift, rtol=0.02)
 
 
-def test_a_page_names_its_tiles_and_says_the_hot_spots(monkeypatch):
+def test_a_page_names_its_tiles_and_says_the_largest_lifts(monkeypatch):
     words, original = [], table.write
     monkeypatch.setattr(
         table, "write", lambda picture, text, *rest: (words.append(text), original(picture, text, *rest))
@@ -86,12 +86,12 @@ def test_a_page_names_its_tiles_and_says_the_hot_spots(monkeypatch):
     ]
     assert all(f"Where each class is learned ({of}):" in words for of in ("all layers combined", "net.layer2"))
     spots = {name: page.scalars[f"normgrad/hot_spot/{name}"] for name in "abcd"}
-    assert all(f"{name}: hot spot {value:.1f}" in words for name, value in spots.items())
+    assert all(f"{name}: lift up to {value:.1f}" in words for name, value in spots.items())
     view.add(pool(marked_batch(1, step=100)), LOOK, SIGNAL)
     words.clear()
     later = view.page([], LOOK, range(4))
     assert [words.count(head) for head in ("mean map", "lift", "first lift")] == [4, 4, 4]  # two blocks in two cards
-    assert any(word.startswith("c: hot spot") and word.endswith(f"first {spots['c']:.1f}") for word in words)
+    assert any(word.startswith("c: lift up to") and word.endswith(f"first {spots['c']:.1f}") for word in words)
     assert later.step == 100
 
 
@@ -228,4 +228,4 @@ def test_long_names_and_tall_images_do_not_hide_the_numbers(size, monkeypatch):
     view.page([], LOOK, [0, 1])
     captions = {text for text in words if text.startswith(("xxx", "cat", "dog"))}
     assert len(captions) == 2
-    assert all(re.search(r": hot spot \d\.\d, first \d\.\d$", text) for text in captions), captions
+    assert all(re.search(r": lift up to \d\.\d, first \d\.\d$", text) for text in captions), captions

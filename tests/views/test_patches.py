@@ -138,6 +138,52 @@ def test_each_event_starts_over():
     assert view.page([], LOOK, (0, 1)) is None
 
 
+def event_of(view, *batches):
+    """What is shown after these batches: the crops of cats, and what they were chosen from."""
+    for batch in batches:
+        view.add(pool(batch), LOOK, SIGNAL)
+    view.page([], LOOK, (0, 1))
+    return view.shown["combined"]["cat"], view.spans[0]
+
+
+def test_where_few_images_came_by_the_best_of_the_windows_before_fill_up():
+    strengths = [3.0 + n / 10 for n in range(24)]
+    view = Patches()
+    of_first, span = event_of(view, whole_batch(step=5, labels=[0] * 24, strengths=strengths))
+    assert (len(of_first), span) == (6, (24, 5, 5))  # there may be many classes
+    late = [whole_batch(step=step, labels=[0, 0], seed=step) for step in (7, 9)]
+    shown, span = event_of(view, *late)
+    assert span == (28, 5, 9)
+    assert sorted(crop.step for crop in shown) == [5, 5, 7, 7, 9, 9]
+    assert [crop for crop in shown if crop.step == 5] == of_first[:2]
+    assert [crop.ratio for crop in shown] == sorted((crop.ratio for crop in shown), reverse=True)
+    shown, span = event_of(view, whole_batch(step=12, labels=[0], seed=12))
+    assert sorted(crop.step for crop in shown) == [5, 7, 7, 9, 9, 12]
+    assert span == (29, 5, 12)
+    shown, span = event_of(view, whole_batch(step=14, labels=[1], seed=14))  # older crops are never shown
+    assert sorted(crop.step for crop in shown) == [7, 7, 9, 9, 12]
+    assert span == (5, 7, 12)
+    shown, span = event_of(view, whole_batch(step=20, labels=[0] * 6, seed=20))
+    assert ({crop.step for crop in shown}, span) == ({20}, (6, 20, 20))
+
+
+def test_a_class_that_did_not_come_by_since_the_last_event_keeps_its_patches(monkeypatch):
+    view = Patches()
+    cats, _ = event_of(view, whole_batch(step=5, labels=[0, 1] * 6))
+    assert event_of(view, whole_batch(step=8, labels=[1] * 4, seed=1)) == (cats, (6, 5, 5))
+    view.add(pool(whole_batch(step=9, labels=[0] * 2, seed=2)), LOOK, SIGNAL)
+    _, words = written(monkeypatch, view)
+    assert "steps 5 to 9" in words
+    assert {"cat: 6 of 8 images", "dog: 6 of 10 images"} <= set(words)
+
+
+def test_an_image_of_both_windows_is_shown_once():
+    shown, _ = event_of(view := Patches(), whole_batch(step=5))
+    again, _ = event_of(view, whole_batch(step=8))
+    assert [crop.image for crop in again] == [crop.image for crop in shown]
+    assert {crop.step for crop in again} == {8}
+
+
 def test_many_classes_show_those_asked_for_and_say_so(monkeypatch):
     view = collected(whole_batch(labels=list(range(20)), classes=None))
     _, words = written(monkeypatch, view, shown=(3, 7))
@@ -148,14 +194,16 @@ def test_many_classes_show_those_asked_for_and_say_so(monkeypatch):
 def test_memory_is_bounded_for_many_classes_of_large_images():
     view = Patches()
     for start in range(0, 1000, 50):
+        if start in (500, 750):
+            view.page([], LOOK, range(12))
         labels = list(range(start, start + 50))
         batch = whole_batch(labels=labels, size=(500, 500), grids=((8, 8),), seed=start)
         view.add(pool(batch), LOOK, {label: 1000.0 - label for label in range(start + 50)})
-    kept = [crop for crops in view._crops.values() for of in crops.values() for crop in of]
+    kept = [crop for window in view._windows for crops in window.crops.values() for of in crops.values() for crop in of]
     wholes = {id(crop.whole): crop.whole.nbytes for crop in kept}  # shared by the crops of an image
-    assert sum(crop.pixels.nbytes + crop.map.nbytes for crop in kept) + sum(wholes.values()) < 2 * 96 * 145e3
+    assert sum(crop.pixels.nbytes + crop.map.nbytes for crop in kept) + sum(wholes.values()) < 3 * 2 * 96 * 145e3
     assert max(max(crop.whole.shape) for crop in kept) <= 160
-    assert {label for crops in view._crops.values() for label in crops} == set(range(module._CLASSES))
+    assert {label for crops in view._windows[-1].crops.values() for label in crops} == set(range(module._CLASSES))
     assert max(max(crop.pixels.shape) for crop in kept) <= 96
 
 

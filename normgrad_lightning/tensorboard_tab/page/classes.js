@@ -2,6 +2,7 @@
 
 import { select, slider, toggle } from "./controls.js";
 import { fill, h, loss, percent, short, shortNames, stepText } from "./dom.js";
+import { help, LIFT } from "./help.js";
 import { Painter } from "./lazy.js";
 import { mapped, scaled } from "./numbers.js";
 import { drawImage, drawMap, drawNothing, greysOf, outline, sized, tileSize } from "./paint.js";
@@ -10,6 +11,7 @@ const MAP_NAMES = { combined: "all layers combined", last: "last layer" };
 const BRIGHTEST = 4; // of a mean map, in units of its mean
 const LARGEST_LIFT = 8;
 const HOT = 3; // a lift that is printed bold
+const CLASS_TERMS = ["patches", "strength", "typical", "check", "lift", "colours", "dots"];
 
 /** The mode for classes. */
 export class Classes {
@@ -23,7 +25,8 @@ export class Classes {
     this.toolbar = [this.map, this.beside, this.order, this.size];
     this.verdict = h("p.verdict", {});
     this.list = h("div.classes", {});
-    this.note = h("p.note", {});
+    this.note = h("div.note", {});
+    this.help = help(CLASS_TERMS);
     this.element = h("div.mode", {}, this.verdict, this.note, this.list);
     this.painter = new Painter();
   }
@@ -49,8 +52,8 @@ export class Classes {
     const pictures = await Promise.all(columns.map(({ event: one }) => spritesOf(one, map)));
     if (!isCurrent()) return;
     this.showVerdict(event.header.check, step);
-    const largest = Math.max(0.5, ...[...checks.values()].flatMap((one) => LOSSES.map(([key]) => (one[key] ? one[key][0] + one[key][1] : 0))));
-    fill(this.note, map ? `What each class is learned from: parts of its images around the place with the strongest training signal (${nameOfMap(map)}). A click shows the whole image.` : "");
+    const largest = Math.max(0.5, ...[...checks.values()].flatMap((one) => LOSSES.map(([key]) => (one[key] ? Math.max(one[key][0] + one[key][1], askedOf(one, key) || 0) : 0))));
+    fill(this.note, map ? [`What each class is learned from: parts of its images around the place with the strongest training signal (${nameOfMap(map)}). A click shows the whole image.`, this.help] : "");
     this.jobs = [];
     const cards = classes.map((one) => {
       const rows = columns.map(({ step: at, event: of }, number) => ({ step: at, event: of, patches: patchesOf(of, one.name, map), sprite: pictures[number].get(one.name) }));
@@ -69,23 +72,23 @@ export class Classes {
   showVerdict(check, step) {
     if (!check) {
       this.verdict.className = "verdict";
-      return void fill(this.verdict, "Nothing is checked at this step yet. The check begins after step 50, where the loss is the cross-entropy of class scores; elsewhere with ", h("code", {}, "check=True"), ".");
+      return void fill(this.verdict, "Nothing is checked at this step yet. The check begins at step 50, in a run of fewer than 500 steps at a tenth of them, where the loss is the cross-entropy of class scores; elsewhere with ", h("code", {}, "check=True"), ".");
     }
     const isSure = check.classes.some(({ sure }) => sure);
     this.verdict.className = `verdict${isSure ? " sure" : ""}`;
-    const age = check.step === step ? "" : ` Checked at step ${stepText(check.step)}.`;
+    const age = check.step === step || check.sentence?.includes(`step ${check.step}`) ? "" : ` Checked at step ${stepText(check.step)}.`;
     fill(this.verdict, h("strong", {}, check.sentence || "The check has nothing to say yet."), h("small", {}, age));
   }
 
   card(one, checked, largest, map, event, rows, step) {
     const isBeside = rows.length > 1;
     const count = rows.find((row) => row.step === step)?.patches;
-    const about = count ? `${count.items.length} ${count.items.length === 1 ? "patch" : "patches"} of ${one.seen} ${one.seen === 1 ? "image" : "images"}` : "";
+    const about = count ? `${count.items.length} ${count.items.length === 1 ? "patch" : "patches"} of ${seenText(one)}` : "";
     return h(
       `section.class${checked?.sure ? ".sure" : ""}`,
       { "data-class": one.name, "aria-label": `Class ${one.name}` },
-      h("header", {}, h("h2", {}, one.name), checked?.sure ? h("span.badge", {}, `rests on ${checked.region || "a small part of its images"}`) : null, h("small", {}, about)),
-      h("div.facts", {}, checked ? checkOf(checked, largest, checked.sentence === event.header.check.sentence) : null, isBeside ? null : this.atlas(one.name, map, event)),
+      h("header", {}, h("h2", {}, one.name), checked ? h(`span.badge${checked.sure ? "" : ".none"}`, {}, verdictOf(checked)) : null, h("small", {}, about)),
+      h("div.facts", {}, checked ? checkOf(checked, largest, checked.sentence === event.header.check.sentence, opposite(one, event)) : null, isBeside ? null : this.atlas(one.name, map, event)),
       h(
         `div.rows${isBeside ? ".beside" : ""}`,
         {},
@@ -157,7 +160,7 @@ export class Classes {
       "div.atlas",
       {},
       mean ? tile(mean, bright, "inferno", "mean map", "Where its images have their signal, on average") : null,
-      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? h(atlas.spot >= HOT ? "b" : "span", {}, `compared with all: up to ${short(atlas.spot, 1)} ×`) : "compared with all", "Lift: its mean map divided by that of all classes. A mark at a fixed place is a red spot") : null,
+      lift ? tile(lift, lifted, "coolwarm", typeof atlas.spot === "number" ? h(atlas.spot >= HOT ? "b" : "span", {}, `lift: up to ${short(atlas.spot, 1)} ×`) : "lift", `${LIFT}. A mark at a fixed place is a red spot`) : null,
     );
   }
 
@@ -173,7 +176,7 @@ export class Classes {
         ["Map", nameOfMap(map)],
         ["Strength", `${short(patch.strength, 1)} times the mean of its map`],
         ["Seen at step", stepText(patch.step)],
-        ["Patches", `${patches.items.length} strongest of ${one.seen} images`],
+        ["Patches", `the ${patches.items.length} strongest of ${seenText(one)}`],
       ],
     };
   }
@@ -203,6 +206,12 @@ export class Classes {
     });
     this.closeup.open(ready, at, this.state.number("opacity"));
   }
+}
+
+/** How many images patches were chosen from, and at which steps these were seen. */
+function seenText({ seen, steps }) {
+  const [first, last] = (steps || []).map(stepText);
+  return `${seen} ${seen === 1 ? "image" : "images"}${!steps ? "" : first === last ? `, step ${first}` : `, steps ${first} to ${last}`}`;
 }
 
 /** The map that a patch was found in, and those of the layers. */
@@ -246,11 +255,27 @@ function evidenceOf(checked) {
   return least === Infinity ? -Infinity : least;
 }
 
+function verdictOf({ sure, verdict, region }) {
+  return verdict || (sure ? `rests on ${region || "a small part of its images"}` : "not found to rest on one small place");
+}
+
+/** The other class of two, if the check has found that one alone to rest on a place; else null. */
+function opposite(one, { header }) {
+  const sure = (header.check?.classes || []).filter((checked) => checked.sure);
+  return header.classes.length === 2 && sure.length === 1 && sure[0].name !== one.name ? sure[0].name : null;
+}
+
+/** The loss that the rule asks for, of those that it asks one for: what is asked above the control. */
+function askedOf(checked, key) {
+  const control = checked[`${key}_control`];
+  return control && typeof checked.asked === "number" ? control[0] + checked.asked : null;
+}
+
 /** The losses of a class as bars, and what else the check says of it. */
-function checkOf(checked, largest, isSaid) {
+function checkOf(checked, largest, isSaid, other) {
   const group = (whose, title) => {
     const bars = LOSSES.filter(([key, , , of]) => of === whose && checked[key]);
-    return bars.length ? [h("span.head", {}, title), bars.map(([key, label, role]) => barOf(checked[key], label, role, largest))] : null;
+    return bars.length ? [h("span.head", {}, title), bars.map(([key, label, role]) => barOf(checked[key], label, role, largest, askedOf(checked, key)))] : null;
   };
   const control = typeof checked.share_control === "number" ? `, ${percent(checked.share_control)} with another part` : "";
   return h(
@@ -259,18 +284,20 @@ function checkOf(checked, largest, isSaid) {
     checked.sentence && !isSaid ? h("p", {}, checked.sentence) : null,
     h("div.bars", {}, group("own", `loss of images of ${checked.name}`), group("others", "loss of other images")),
     typeof checked.share === "number"
-      ? h("p.share", {}, h("strong", {}, percent(checked.share)), ` of other images are called ${checked.name} with the place pasted in${control}`)
+      ? h("p.share", {}, h(checked.sure ? "strong" : "span", {}, percent(checked.share)), ` of other images are called ${checked.name} with the place pasted in${control}`)
       : null,
+    other ? h("p", {}, `Of two classes, this one may be told by the absence of what ${other} rests on.`) : null,
+    typeof checked.asked === "number" ? h("small", {}, h("i.mark"), ` both must reach the mark, ${loss(checked.asked)} above the other place`) : null,
     h("small", {}, `checked on ${checked.images} images at step ${stepText(checked.step)}${checked.area ? ` · the place: ${percent(checked.area).replace(" ", "\u00a0")} of each image` : ""}`),
   );
 }
 
-function barOf([value, error], label, role, largest) {
+function barOf([value, error], label, role, largest, asked) {
   const at = (length) => `${Math.min(Math.max((100 * length) / largest, 0), 100)}%`;
   const whisker = { left: at(value - error), width: `calc(${at(value + error)} - ${at(value - error)})` };
   return [
     h("span.label", {}, label),
-    h("span.bar", { title: `${loss(value)} ± ${loss(error)}` }, h(`i.${role}`, { style: { width: at(value) } }), error ? h("i.error", { style: whisker }) : null),
+    h("span.bar", { title: `${loss(value)} ± ${loss(error)}` }, h(`i.${role}`, { style: { width: at(value) } }), error ? h("i.error", { style: whisker }) : null, asked === null ? null : h("i.asked", { style: { left: at(asked) }, title: `the rule asks for ${loss(asked)}` })),
     h("span.value", {}, loss(value)),
   ];
 }

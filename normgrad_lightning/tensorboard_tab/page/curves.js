@@ -11,7 +11,7 @@ const COLOURS = 8;
 const TITLES = {
   "check/covered": "Check: loss that covering the place adds, above another place",
   "check/pasted": "Check: loss that pasting the place adds, above another part",
-  hot_spot: "Hot spot: how many times stronger one place is than in all classes",
+  hot_spot: "Lift: how many times stronger one place is than in the other classes",
   share_on_object_by_class: "Share of the signal on the object, by class",
   share_on_object: "Share of the signal on the object, by layer",
   part_of_signal: "Part of the training signal",
@@ -105,12 +105,11 @@ export class Curves {
       ]),
       steps.length > 1 ? [svg("text", { x: LEFT, y: HEIGHT - 4 }, `step ${stepText(steps[0])}`), svg("text", { x: WIDTH - 2, y: HEIGHT - 4, "text-anchor": "end" }, stepText(steps[steps.length - 1]))] : [],
       svg("line", { class: "now", y1: 0, y2: HEIGHT - BOTTOM }),
-      lines.map(({ points, base, isSecond }) =>
-        svg("polyline", {
-          class: `curve ${colours.get(base)}${isSecond ? " second" : ""}`,
-          points: points.filter((point) => Number.isFinite(point[1])).map(([step, value]) => `${placeOf(step, steps).toFixed(1)},${y(value).toFixed(1)}`).join(" "),
-        }),
-      ),
+      lines.map(({ points, base, isSecond }) => {
+        const look = `curve ${colours.get(base)}${isSecond ? " second" : ""}`;
+        const places = points.filter((point) => Number.isFinite(point[1])).map(([step, value]) => [placeOf(step, steps).toFixed(1), y(value).toFixed(1)]);
+        return places.length === 1 ? svg("circle", { class: look, cx: places[0][0], cy: places[0][1], r: 2.5 }) : svg("polyline", { class: look, points: places.map((place) => place.join(",")).join(" ") });
+      }),
     );
     const valuesOf = (base) => lines.flatMap((line, number) => (line.base === base ? [" ", h("b", { "data-line": number, class: line.isSecond ? "second" : null }, "")] : []));
     const legend = h("div.legend", {}, bases.map((base, number) => h(`span.key.${colours.get(base)}`, {}, h("i"), bases.length > 1 || names[0] ? names[number] || key : "", valuesOf(base))));

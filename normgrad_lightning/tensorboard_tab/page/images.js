@@ -3,6 +3,7 @@
 import { select, slider, toggle } from "./controls.js";
 import { coloursOf, UNSIGNED } from "./colours.js";
 import { fill, h, short, shortNames, stepText } from "./dom.js";
+import { help } from "./help.js";
 import { Painter } from "./lazy.js";
 import { combined, isZero, mean, scaled, valueAt, withoutTypical } from "./numbers.js";
 import { drawImage, drawMap, drawNothing, greysOf, sized, tileSize } from "./paint.js";
@@ -177,7 +178,8 @@ export class ImagesMode {
     this.look = look;
     this.kind = select(state, "kind", "Maps");
     this.toolbar = [this.kind, ...look.controls];
-    this.note = h("p.note");
+    this.note = h("div.note");
+    this.help = help(["maps", "typical", "dots", "colours"]);
     this.table = h("div.grid");
     this.element = h("div.mode", {}, this.note, h("div.scroll", {}, this.table));
     this.painter = new Painter();
@@ -218,9 +220,9 @@ export class ImagesMode {
     const heads = ["image", ...shortHeads(columns)];
     const images = event.header.images[set.images];
     const stepOfMaps = event.header.maps_step ?? event.step;
-    const when = stepOfMaps === step ? "this step" : `step ${stepText(stepOfMaps)}, the last with these`;
+    const when = stepOfMaps === step ? "this step" : `step ${stepText(stepOfMaps)}: step ${stepText(step)} has none of this kind`;
     const where = set.source.startsWith("probe") ? `The same images at every step (probe)${stepOfMaps === step ? "" : `; maps of ${when}`}` : `Images of the training batch of ${when}`;
-    fill(this.note, `${where}${images ? `, ${COLOURS[images.colours] || images.colours}` : ""}. ${(set.meaning[0] || "").toUpperCase()}${set.meaning.slice(1)}`, set.signed ? "." : [": weak ", legend(this.state.get("colors")), " strong."]);
+    fill(this.note, `${where}${images ? `, ${COLOURS[images.colours] || images.colours}` : ""}. ${(set.meaning[0] || "").toUpperCase()}${set.meaning.slice(1)}`, set.signed ? "." : [": weak ", legend(this.state.get("colors")), " strong."], this.help);
     this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
     this.jobs = [];
     const items = Array.from({ length: count }, (_, number) => this.item(set, number, pictures, columns, aspect, heads));
