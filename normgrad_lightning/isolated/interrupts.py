@@ -1,5 +1,4 @@
-"""What is not dropped where a failure is: Ctrl-C, also if cleaning up has raised an error since; lack of memory;
-and what a pass of one process must not do."""
+"""Failures that are not dropped: Ctrl-C, lack of memory, and what a pass of one process must not do."""
 
 from __future__ import annotations
 
