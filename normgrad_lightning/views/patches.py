@@ -176,7 +176,7 @@ class Patches:
             if rows:
                 pixels = self._drawn(name, rows, namer, style)
                 pictures.append(Picture(namer.picture_tag("patches", name), jpeg(pixels, 90), *pixels.shape[:2]))
-        self._windows = [_Window(), *self._windows][:_WINDOWS]
+        self._windows = [_Window(), *_trimmed(self._windows)][:_WINDOWS]
         self.typical.halve()
         return Page(namer.step, pictures)
 
@@ -246,6 +246,17 @@ def _merged(windows: Sequence[_Window], name: str, label: int) -> list[Crop]:
         for crop in window.crops.get(name, {}).get(label, []):
             crops.setdefault(crop.image, crop)
     return list(crops.values())
+
+
+def _trimmed(windows: Sequence[_Window]) -> Sequence[_Window]:
+    """Return these windows with no more crops than may be shown with those of the next one."""
+    most = windows[0].most
+    for name in {name for window in windows for name in window.crops}:
+        for label in {label for window in windows for label in window.crops.get(name, {})}:
+            kept = set(map(id, _merged(windows, name, label)[:most]))
+            for rows in (window.crops.get(name, {}) for window in windows):
+                rows[label] = [crop for crop in rows.get(label, []) if id(crop) in kept]
+    return windows
 
 
 def _span(windows: Sequence[_Window], label: int) -> Span:

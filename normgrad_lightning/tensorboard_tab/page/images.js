@@ -220,7 +220,7 @@ export class ImagesMode {
     const heads = ["image", ...shortHeads(columns)];
     const images = event.header.images[set.images];
     const stepOfMaps = event.header.maps_step ?? event.step;
-    const when = stepOfMaps === step ? "this step" : `step ${stepText(stepOfMaps)}: step ${stepText(step)} has none of this kind`;
+    const when = stepOfMaps === step ? "this step" : `step ${stepText(stepOfMaps)} (step ${stepText(step)} has none of this kind)`;
     const where = set.source.startsWith("probe") ? `The same images at every step (probe)${stepOfMaps === step ? "" : `; maps of ${when}`}` : `Images of the training batch of ${when}`;
     fill(this.note, `${where}${images ? `, ${COLOURS[images.colours] || images.colours}` : ""}. ${(set.meaning[0] || "").toUpperCase()}${set.meaning.slice(1)}`, set.signed ? "." : [": weak ", legend(this.state.get("colors")), " strong."], this.help);
     this.table.style.gridTemplateColumns = `minmax(72px, max-content) repeat(${heads.length}, ${size.width}px)`;
