@@ -21,7 +21,7 @@ from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.layers.module_tree import compiled_layers, with_fast_path
 from normgrad_lightning.layers.names import named_layers
-from normgrad_lightning.layers.nested import ATOMS, floating_tensors, map_tensors, parts
+from normgrad_lightning.layers.nested import ATOMS, floating_tensors, map_tensors, stored_parts
 from normgrad_lightning.layers.own_passes import current_pass
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, plain
 
@@ -187,7 +187,7 @@ def _of_argument(value: Any, count: int) -> float:
         return 0 if is_label else math.nan
     if isinstance(value, ATOMS):
         return 0
-    inside = parts(value)
+    inside = stored_parts(value)
     return sum(_of_argument(part.value, count) for part in inside) if inside else math.nan
 
 

@@ -1,18 +1,20 @@
 """What runs by default leaves networks alone that it could change: nobody has asked for these passes."""
 
 import itertools
+from collections.abc import Mapping
 
 import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from networks import ResNet
+from networks import ResNet, batch
 from torch import nn
-from torch.utils.data import DataLoader
-from twice import Lit, assert_same, train
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+from twice import Lit, assert_same, loader, train
 
-from normgrad_lightning import NormGradCallback
+from normgrad_lightning import NormGradCallback, select_layers
 from normgrad_lightning.page import Page
+from normgrad_lightning.step.messages import Messenger
 
 
 def by_default(**flags):
@@ -272,3 +274,155 @@ def test_what_the_network_logs_is_not_logged_again(tmp_path):
     assert_same(plain, run)
     assert "probe_order0" in run.callback.latest
     assert run.callback._state.check._now
+
+
+class Augmented(Mapping):
+    """A batch that makes its images when they are read."""
+
+    def __init__(self, samples):
+        images, labels = zip(*samples, strict=True)
+        self.data = {"images": torch.stack(images), "labels": torch.stack(labels)}
+
+    def __getitem__(self, key):
+        value = self.data[key]
+        return value + torch.randn_like(value) if key == "images" else value
+
+    def __iter__(self):
+        return iter(self.data)
+
+    def __len__(self):
+        return len(self.data)
+
+
+class ReadOnce(Augmented):
+    def __getitem__(self, key):
+        return self.data.pop(key)
+
+
+class Drawn(list):
+    """Draws a number whenever it is read as a whole."""
+
+    def __iter__(self):
+        torch.rand(())
+        return super().__iter__()
+
+
+class OfMappings(Lit):
+    def loss(self, batch):
+        return super().loss((batch["images"], batch["labels"]))
+
+    def transfer_batch_to_device(self, batch, *_):
+        return batch
+
+
+class OfList(OfMappings):
+    def loss(self, batch):
+        return Lit.loss(self, (batch[0], batch[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "collate"),
+    [(OfMappings, Augmented), (OfMappings, ReadOnce), (OfList, lambda samples: Drawn(default_collate(samples)))],
+)
+def test_a_batch_that_changes_when_it_is_read(module, collate, tmp_path):
+    plain = train(module, tmp_path / "plain", data=lambda: loader(collate_fn=collate))
+    run = train(module, tmp_path, by_default(), data=lambda: loader(collate_fn=collate))
+    assert_same(plain, run)
+    assert not run.warned
+    assert run.callback.maps
+
+
+class Raises(TensorDataset):
+    @property
+    def classes(self):
+        raise ValueError("not downloaded yet")
+
+
+class Draws(TensorDataset):
+    @property
+    def classes(self):
+        return ["a", "b", str(torch.rand(()))]
+
+    @property
+    def transform(self):
+        return torch.rand(())
+
+
+class NoNumber(Lit):
+    @property
+    def num_classes(self):
+        raise ValueError("call `setup` first")
+
+    def __getattr__(self, name):
+        if name.startswith("normgrad"):
+            torch.rand(())
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize("kind", [Raises, Draws])
+@pytest.mark.parametrize("flags", [{}, {"classes": [*"abcde"]}])
+def test_attributes_that_raise_or_draw(kind, flags, tmp_path):
+    def data():
+        return DataLoader(kind(*batch(24)), 4, shuffle=True)
+
+    plain = train(NoNumber, tmp_path / "plain", data=data)
+    run = train(NoNumber, tmp_path, NormGradCallback(every_n_steps=1, **flags), data=data)
+    assert_same(plain, run)
+    assert len(run.warned) == (kind is Raises or bool(flags))
+    assert run.callback.maps
+
+
+def test_an_error_of_the_users_is_not_taken_for_one_of_ours():
+    messenger = Messenger("warn")
+    with pytest.warns(UserWarning, match="ValueError"), messenger.guard("looking", reraise=(ValueError,)):
+        int("user's")  # as code of theirs would
+    with pytest.raises(ValueError, match="matches none"), messenger.guard("looking", reraise=(ValueError,)):
+        select_layers(nn.Sequential(), "a")
+
+
+class TrainsOnly(ResNet):
+    def forward(self, images):
+        if not self.training:
+            raise RuntimeError("this network is for training")
+        return super().forward(images)
+
+
+class AsksForGradients(ResNet):
+    def forward(self, images):
+        images = images.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(super().forward(images).square().sum(), images, create_graph=True)
+        return super().forward(images + 0.1 * slope)
+
+
+class HasTensorHook(ResNet):
+    def forward(self, images):
+        scores = super().forward(images)
+        scores.register_hook(lambda gradient: gradient * 2)
+        return scores
+
+
+class WritesBackward(ResNet):
+    """Autograd finds out only on its way back."""
+
+    def forward(self, images):
+        scores = super().forward(images)
+        if not self.training:
+            squares = scores.exp()
+            scores, _ = squares.log(), squares.zero_()
+        return scores
+
+
+@pytest.mark.parametrize("network", [TrainsOnly, AsksForGradients, HasTensorHook, WritesBackward])
+def test_a_network_that_cannot_run_alone_is_no_reason_for_a_warning(network, tmp_path):
+    plain = train(lambda: Lit(network), tmp_path / "plain")
+    run = train(lambda: Lit(network), tmp_path, NormGradCallback(every_n_steps=1, read_every_n_steps=1))
+    assert_same(plain, run)
+    assert not run.warned
+    assert run.callback.maps
+
+
+def test_why_a_check_that_was_asked_for_cannot_be(tmp_path):
+    flags = {"every_n_steps": 1, "read_every_n_steps": 1, "check": True}
+    run = train(lambda: Lit(TrainsOnly), tmp_path, NormGradCallback(**flags))
+    why = "the network does not run alone in eval mode: RuntimeError (this network is for training)."
+    assert run.warned == [f"NormGrad cannot do the check: {why}"]
