@@ -1,5 +1,4 @@
-"""What is not dropped where a failure is: Ctrl-C, also if cleaning up has raised an error since; lack of memory;
-and what a pass of one process must not do."""
+"""What is not dropped where a failure is: Ctrl-C, also if cleaning up has raised since, lack of memory, collectives."""
 
 from __future__ import annotations
 

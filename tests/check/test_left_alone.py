@@ -1,18 +1,29 @@
 """What runs by default leaves networks alone that it could change: nobody has asked for these passes."""
 
+import ctypes
+import enum
 import itertools
+import logging
+import weakref
 from collections.abc import Mapping
+from functools import lru_cache, partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+import torchmetrics
+import torchvision
 from networks import ResNet, batch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
-from twice import Lit, assert_same, loader, train
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from twice import Lit, assert_same, loader, same, train
 
-from normgrad_lightning import NormGradCallback, select_layers
+from normgrad_lightning import NormGradCallback, order0_maps, select_layers
+from normgrad_lightning.check.network import _leaves_no_trace
+from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.page import Page
 from normgrad_lightning.step.messages import Messenger
 
@@ -426,3 +437,159 @@ def test_why_a_check_that_was_asked_for_cannot_be(tmp_path):
     run = train(lambda: Lit(TrainsOnly), tmp_path, NormGradCallback(**flags))
     why = "the network does not run alone in eval mode: RuntimeError (this network is for training)."
     assert run.warned == [f"NormGrad cannot do the check: {why}"]
+
+
+class Keeps(ResNet):
+    """Has something that each call changes, and that no pass could put back.
+
+    Args:
+        what: is kept.
+        call: changes it.
+    """
+
+    def __init__(self, what, call):
+        super().__init__()
+        self.what, self.call = what, call
+
+    def forward(self, images):
+        self.call(self.what)
+        return super().forward(images)
+
+
+class Bank(Dataset):
+    def __init__(self):
+        self.items = []
+
+
+class Counter:
+    calls = 0
+
+
+def one_more(counter):
+    counter.calls += 1
+
+
+def one_more_behind(reference):
+    one_more(reference())
+
+
+def one_more_number(number):
+    number.value += 1
+
+
+def doubled(t):
+    with torch.inference_mode():
+        t.mul_(2)
+
+
+def cached(_):
+    @lru_cache
+    def drawn(size):
+        return torch.rand(size)
+
+    return drawn
+
+
+COUNTER = Counter()
+
+
+def ones_without_graph():
+    with torch.inference_mode():
+        return torch.ones(1)
+
+
+KEPT = {
+    "a data set": (Bank, lambda bank: bank.items.append(1), lambda bank: len(bank.items)),
+    "a weak reference": (lambda: weakref.ref(COUNTER), one_more_behind, lambda reference: reference().calls),
+    "memory of C": (lambda: ctypes.c_long(0), one_more_number, lambda number: number.value),
+    "a sparse tensor": (lambda: torch.eye(2).to_sparse(), lambda t: t.mul_(2), lambda t: t.to_dense()),
+    "a tensor of inference mode": (ones_without_graph, doubled, lambda t: t.clone()),
+    "a cache": (lambda: cached(None), lambda cache: cache(2), lambda cache: cache(2)),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_a_network_that_holds_what_cannot_be_put_back(what, tmp_path):
+    make, call, read = KEPT[what]
+    left = []
+    for name, callback in (("plain", None), ("watched", by_default())):
+        COUNTER.calls = 0
+        run = train(lambda: Lit(lambda: Keeps(make(), call)), tmp_path / name, callback)
+        left.append((run, read(run.module.net.what)))
+    (plain, without), (run, watched) = left
+    assert_same(plain, run)
+    assert same(without, watched)
+    assert "probe_order0" not in run.callback.latest
+    assert not run.warned
+
+
+class OnAllModules(pl.Callback):
+    def on_fit_start(self, trainer, module):
+        self.counts = Counts()
+        self.handle = nn.modules.module.register_module_forward_hook(self.hook)
+
+    def on_fit_end(self, trainer, module):
+        self.handle.remove()
+
+    def hook(self, layer, args, output):
+        return self.counts(output) if isinstance(layer, nn.Conv2d) else None
+
+
+def test_a_hook_on_all_modules(tmp_path):
+    plain = train(Lit, tmp_path / "plain", callbacks=lambda: [OnAllModules()])
+    run = train(Lit, tmp_path, by_default(), callbacks=lambda: [OnAllModules()])
+    assert_same(plain, run)
+    assert "probe_order0" not in run.callback.latest
+
+
+class CopiedByNobody(np.ndarray):
+    def copy(self, *_):
+        raise AssertionError("the array was copied")
+
+
+def test_a_large_array_is_not_copied(tmp_path):
+    def make():
+        module = Lit()
+        module.net.table = np.zeros(2**27, np.uint8).view(CopiedByNobody)
+        return module
+
+    run = train(make, tmp_path, by_default())
+    assert run.callback.maps
+    assert "probe_order0" not in run.callback.latest
+
+
+def test_ordinary_modules_are_not_left_alone():
+    class Ordinary(Lit):
+        def __init__(self):
+            super().__init__(lambda: torchvision.models.VisionTransformer(16, 8, 1, 2, 8, 8))
+            self.metrics = torchmetrics.MetricCollection({"f": torchmetrics.F1Score("multiclass", num_classes=3)})
+            self.config = SimpleNamespace(act=partial(F.gelu, approximate="tanh"), mode=Color.RED, rate=np.float32(0.1))
+            self.told = logging.getLogger("mine")
+            self.save_hyperparameters({"lr": 0.1})
+
+    assert _leaves_no_trace(torchvision.models.resnet18())
+    assert _leaves_no_trace(Ordinary())
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Equal(nn.Conv2d):
+    """A layer that is equal to any other."""
+
+    def __eq__(self, other):
+        return isinstance(other, nn.Conv2d)
+
+    def __hash__(self):
+        return 7
+
+
+def test_layers_that_are_equal_are_several():
+    model = nn.Sequential(Equal(3, 3, 1), nn.ReLU(), Equal(3, 3, 1))
+    assert select_layers(model, ["0", "2"]) == ["0", "2"]
+    assert list(order0_maps(model, lambda net, images: net(images).sum(), torch.rand(2, 3, 4, 4), ["0", "2"])) == [
+        "0",
+        "2",
+    ]
+    assert len(PythonState(model).parameters) == 4
