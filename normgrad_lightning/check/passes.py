@@ -62,6 +62,16 @@ def scores_alone(network: nn.Module, args: Any, kwargs: Any, count: int) -> Tens
     return scores.float()
 
 
+def _check_scores(scores: Tensor, trained: Tensor) -> None:
+    """Raise `CannotCheck` if scores of eval mode are probabilities, and those of training are not."""
+    if _are_probabilities(scores) and not _are_probabilities(trained.float()):
+        raise CannotCheck("the network gives probabilities in eval mode")
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    return bool((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 1e-3).all())
+
+
 class Changed(NamedTuple):
     """Images of a class, those of others (donors), and both with a part of the other. All are `(R, C, *S)`.
 
@@ -244,6 +254,7 @@ def _network_losses(
             )
         of_images, of_donors = _widened(call.at(image_rows)), _widened(call.at(donor_rows))
         on_images = [scores(of_images, changed.images, after) for after in changed[:3]]
+        _check_scores(on_images[0], call.scores)
         on_donors = [scores(of_donors, changed.donors, after) for after in changed[4:]]
     plain_, covered, covered_control = (F.cross_entropy(s, own, reduction="none") for s in on_images)
     pasted, pasted_control = (F.cross_entropy(s, others, reduction="none") for s in on_donors)

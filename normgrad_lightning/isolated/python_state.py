@@ -157,7 +157,7 @@ class PythonState:
         elif _is_plain(kind):  # type: ignore[arg-type]
             self._keep_class(kind)
             self._keep_attributes(value)
-        elif _may_change(kind):
+        elif _may_change(kind):  # type: ignore[arg-type]
             self.unknown.append(kind.__name__)
 
     def _keep_groups(self, optimizer: torch.optim.Optimizer) -> None:
@@ -200,7 +200,7 @@ class PythonState:
                 self._waiting += [value for value in before.values() if isinstance(value, _HELD_BY_CLASSES)]
 
     def _keep_container(self, value: Any) -> None:
-        base, parts = _base(type(value)), value
+        base, parts = _base(type(value)), value  # type: ignore[arg-type]
         if isinstance(value, _MAPPINGS):
             parts = list(base.values(value))
             self._restores.append(_dict(value, list(base.keys(value)), parts))
@@ -330,7 +330,7 @@ def _module(attributes: dict[str, Any], before: dict[str, Any]) -> Restore:
 
 
 def _dict(mapping: Any, keys: list[Any], values: list[Any]) -> Restore:
-    base = _base(type(mapping))
+    base = _base(type(mapping))  # type: ignore[arg-type]
 
     def restore() -> None:
         if not (_are(list(base.keys(mapping)), keys) and all(map(is_, base.values(mapping), values))):
@@ -342,7 +342,7 @@ def _dict(mapping: Any, keys: list[Any], values: list[Any]) -> Restore:
 
 
 def _list(container: Any, before: list[Any]) -> Restore:
-    base = _base(type(container))
+    base = _base(type(container))  # type: ignore[arg-type]
 
     def restore() -> None:
         if not _are(list(base.__iter__(container)), before):

@@ -31,7 +31,7 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the same as `model.named_modules()`, but each module once, also if its class calls it equal to another."""
     seen = set[int]()
-    waiting = [("", model)]
+    waiting: list[tuple[str, nn.Module | None]] = [("", model)]
     while waiting:
         name, module = waiting.pop()
         if module is not None and id(module) not in seen:

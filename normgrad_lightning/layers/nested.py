@@ -63,7 +63,7 @@ def stored_parts(nested: Any) -> list[Part]:
     return []
 
 
-def _store(nested: Any) -> dict[Any, Any]:
+def _store(nested: Any) -> Any:
     return vars(nested).get("data", {}) if isinstance(nested, UserDict) else nested
 
 

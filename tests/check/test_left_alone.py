@@ -18,6 +18,8 @@ import torchmetrics
 import torchvision
 from networks import ResNet, batch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from twice import Lit, assert_same, loader, same, train
 
@@ -593,3 +595,54 @@ def test_layers_that_are_equal_are_several():
         "2",
     ]
     assert len(PythonState(model).parameters) == 4
+
+
+class GivesProbabilities(ResNet):
+    def forward(self, images):
+        scores = super().forward(images)
+        return scores if self.training else scores.softmax(1)
+
+
+def test_a_network_that_gives_probabilities_in_eval_mode(tmp_path):
+    """The check runs it in eval mode. The probe leaves a module's own mode alone if it has children."""
+    run = train(lambda: Lit(GivesProbabilities), tmp_path, by_default())
+    assert run.callback.maps
+    measured = run.callback._state.check._now.values()
+    assert not any(tally.n for one in measured for tally in one.tallies.values())
+
+
+class DrawsInFunctions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        torch.randint(9, ())
+        return function(*args, **(kwargs or {}))
+
+
+class DrawsInKernels(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        torch.randint(9, ())
+        return function(*args, **(kwargs or {}))
+
+
+class UnderModes(Lit):
+    """Its own modes draw a number for each operation, on the way forward and back."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode, self.automatic_optimization = mode, False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        with self.mode():
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+        optimizer.step()
+        self.keep(loss)
+
+
+@pytest.mark.parametrize("mode", [DrawsInFunctions, DrawsInKernels])
+def test_modes_see_no_operations_of_hooks(mode, tmp_path):
+    plain = train(lambda: UnderModes(mode), tmp_path / "plain", NormGradCallback(enabled=False))
+    run = train(lambda: UnderModes(mode), tmp_path, by_default())
+    assert_same(plain, run)
+    assert run.callback.maps
