@@ -15,6 +15,7 @@ from normgrad_lightning.check.results import ClassCheck
 from normgrad_lightning.environment import REMOVED, SWITCH, hint, switch
 from normgrad_lightning.fit.session import Session
 from normgrad_lightning.fit.state import RunState
+from normgrad_lightning.hooks.safe_hooks import unseen
 from normgrad_lightning.layers.options import ReadOptions, Target
 from normgrad_lightning.maps import MapSet, Order1Kind
 from normgrad_lightning.settings import (
@@ -346,12 +347,14 @@ class NormGradCallback(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Look at training's loss."""
         if session := self._session_of(trainer):
-            session.before_backward(loss)
+            with unseen():
+                session.before_backward(loss)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note training's backward pass, and run the probe by default."""
         if session := self._session_of(trainer):
-            session.after_backward()
+            with unseen():
+                session.after_backward()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -21,7 +21,7 @@ from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.isolated.sandbox import HALF
 from normgrad_lightning.layers.module_tree import compiled_layers, with_fast_path
 from normgrad_lightning.layers.names import named_layers
-from normgrad_lightning.layers.nested import ATOMS, floating_tensors, map_tensors, parts
+from normgrad_lightning.layers.nested import ATOMS, floating_tensors, map_tensors, stored_parts
 from normgrad_lightning.layers.own_passes import current_pass
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, plain
 
@@ -32,7 +32,7 @@ same for scores in half precision, whose loss may be rounded."""
 SMOOTHINGS = (0.1, 0.05, 0.2)
 """Label smoothing that is recognised."""
 
-_LARGE = 20_000  # things that a module's Python state holds: to keep them all would take longer than a pass
+_LARGE = 20_000, 2**26  # things of a module's Python state, and bytes: to keep more would take longer than a pass
 _MOST_CALLS = 64  # of a step; an unrolled network may call its head without end
 
 
@@ -188,16 +188,16 @@ def _of_argument(value: Any, count: int) -> float:
         return 0 if is_label else math.nan
     if isinstance(value, ATOMS):
         return 0
-    inside = parts(value)
+    inside = stored_parts(value)
     return sum(_of_argument(part.value, count) for part in inside) if inside else math.nan
 
 
 def _leaves_no_trace(network: nn.Module) -> bool:
-    """Return whether a pass of the network can be undone: no iterators, no hooks of the user's, no large state."""
-    state = PythonState(network)
-    return not state.hooks and not state.iterators and state.size <= _LARGE
+    """Return whether a pass of the network can be undone: nothing unknown, no hooks of the user's, no large state."""
+    state = PythonState(network, _LARGE)
+    return not (state.hooks or state.iterators or state.unknown or state.is_large)
 
 
 def is_large(module: nn.Module) -> bool:
     """Return whether a module holds so much that keeping its state would take longer than a pass."""
-    return PythonState(module).size > _LARGE
+    return PythonState(module, _LARGE).is_large

@@ -19,6 +19,7 @@ from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.batches import batch_size, copied, single_images
 from normgrad_lightning.isolated.batchnorm_warmup import BatchNorm, collected, layers_warming_up
 from normgrad_lightning.isolated.choose_layers import auto_layers
+from normgrad_lightning.isolated.interrupts import TalksToOthers, is_out_of_memory
 from normgrad_lightning.isolated.one_pass import LossFunction, replayed, widened_batch, with_few_copies
 from normgrad_lightning.isolated.sandbox import HALF, Sandbox
 from normgrad_lightning.layers.names import AUTO
@@ -44,17 +45,31 @@ def scores_alone(network: nn.Module, args: Any, kwargs: Any, count: int) -> Tens
     """Return the scores of a network that runs alone, `(N, C)`, for `count` images in float32.
 
     Raises:
-        CannotCheck: it gives none in eval mode, or casts to half precision by itself.
+        CannotCheck: it gives none in eval mode, or fails there: it casts to half precision by itself, for example.
     """
     try:
-        scores = scores_in(network(*args, **kwargs), count)
-    except RuntimeError as error:
-        if _HALF.search(str(error)):
-            raise CannotCheck("the network casts to half precision by itself") from error
-        raise
+        output = network(*args, **kwargs)
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, TalksToOthers):
+            raise
+        why = f"does not run alone in eval mode: {type(error).__name__} ({error})"
+        if isinstance(error, RuntimeError) and _HALF.search(str(error)):
+            why = "casts to half precision by itself"
+        raise CannotCheck(f"the network {why}") from error
+    scores = scores_in(output, count)
     if scores is None:
         raise CannotCheck("the network gives no scores in eval mode")
     return scores.float()
+
+
+def _check_scores(scores: Tensor, trained: Tensor) -> None:
+    """Raise `CannotCheck` if scores of eval mode are probabilities, and those of training are not."""
+    if _are_probabilities(scores) and not _are_probabilities(trained.float()):
+        raise CannotCheck("the network gives probabilities in eval mode")
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    return bool((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 1e-3).all())
 
 
 class Changed(NamedTuple):
@@ -239,6 +254,7 @@ def _network_losses(
             )
         of_images, of_donors = _widened(call.at(image_rows)), _widened(call.at(donor_rows))
         on_images = [scores(of_images, changed.images, after) for after in changed[:3]]
+        _check_scores(on_images[0], call.scores)
         on_donors = [scores(of_donors, changed.donors, after) for after in changed[4:]]
     plain_, covered, covered_control = (F.cross_entropy(s, own, reduction="none") for s in on_images)
     pasted, pasted_control = (F.cross_entropy(s, others, reduction="none") for s in on_donors)

@@ -14,6 +14,7 @@ from torch import Tensor
 from normgrad_lightning.fit.showing import Record, Showing
 from normgrad_lightning.fit.state import RunState
 from normgrad_lightning.hooks.to_host import OnTheWay
+from normgrad_lightning.isolated.random_state import preserved_rng
 from normgrad_lightning.maps import MapSet
 from normgrad_lightning.page import Page
 from normgrad_lightning.settings import Settings
@@ -119,7 +120,7 @@ class Session:
         Raises:
             ValueError: layers that the model does not have, or that cannot be read.
         """
-        with self._messenger.guard("looking at the model", reraise=(ValueError,)):
+        with self._messenger.guard("looking at the model", reraise=(ValueError,)), preserved_rng([module.device]):
             reader = StepReader(trainer, module, settings, self._messenger)
             if reader.can_read and trainer.is_global_zero:
                 network = StepNetwork(trainer, module)
@@ -133,13 +134,14 @@ class Session:
         Raises:
             ValueError: names that do not fit the data or the model.
         """
-        given = settings.images.classes
-        with self._messenger.guard("looking for the names of classes", reraise=(ValueError,)):
-            if given is not None:
-                check_classes(given, trainer.train_dataloader, module)
-            self._classes = given or classes_of(trainer.train_dataloader)
-        with self._messenger.guard("looking for the normalisation of the images"):
-            self._showing.normalisation = normalisation_of(trainer.train_dataloader)
+        self._classes = given = settings.images.classes
+        with preserved_rng([module.device]):  # attributes of the user's may draw from it
+            with self._messenger.guard("looking for the names of classes", reraise=(ValueError,)):
+                if given is not None:
+                    check_classes(given, trainer.train_dataloader, module)
+                self._classes = given or classes_of(trainer.train_dataloader)
+            with self._messenger.guard("looking for the normalisation of the images"):
+                self._showing.normalisation = normalisation_of(trainer.train_dataloader)
 
     def see_validation(self, module: LightningModule, batch: Any, settings: Settings) -> None:
         """Let the probe take its images, if it wants them from validation."""
@@ -162,8 +164,9 @@ class Session:
             return
         if due is not None:
             self._messenger.on_error = settings.general.on_error
-            loss = TrainingLoss(trainer, module, batch_idx)
-            labels, masks = self._labels(module, batch), self._masks(module, batch, settings)
+            with preserved_rng([module.device]):
+                loss = TrainingLoss(trainer, module, batch_idx)
+                labels, masks = self._labels(module, batch), self._masks(module, batch, settings)
             is_event, names = due.is_event, (self._classes, self._group)
             context = StepContext(step, module, batch, loss, settings, is_event, due.with_order1, labels, *names, masks)
             with self._messenger.holding(), self._messenger.guard("beginning to read a step"):

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normgrad_lightning.hooks.observer import ReadCall
 from normgrad_lightning.hooks.readings import Reading
-from normgrad_lightning.hooks.safe_hooks import current_backward
+from normgrad_lightning.hooks.safe_hooks import current_backward, unseen
 from normgrad_lightning.maths.tensor_subclasses import plain
 
 
@@ -70,9 +70,10 @@ class LayerCall:
             return
         self.came_in = current_backward()
         try:
-            gradient = plain(gradient)
             # What reentrant checkpointing recomputes belongs to the backward that asked for it, not to its inner one.
-            take(self, self.came_in if self._born_in < 0 else self._born_in, gradient)
+            backward = self.came_in if self._born_in < 0 else self._born_in
+            with unseen():
+                take(self, backward, plain(gradient))
         except Exception as error:
             failed = self._failed()
             if failed is not None:
@@ -90,8 +91,10 @@ class BaseGradient:
     def __call__(self, gradient: Tensor) -> None:
         """Give the use its part of the gradient, if it has not got its own in this backward."""
         if self._use.came_in != current_backward():
-            gradient = plain(gradient)
-            self._use(gradient.new_empty_strided(*self._base).copy_(gradient).as_strided(*self._view))
+            with unseen():
+                gradient = plain(gradient)
+                of_view = gradient.new_empty_strided(*self._base).copy_(gradient).as_strided(*self._view)
+            self._use(of_view)
 
 
 class Latest:

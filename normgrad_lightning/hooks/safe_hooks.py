@@ -6,8 +6,8 @@ They do nothing while code is compiled or traced: what they compute would become
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -88,10 +88,16 @@ def on_forward(layer: nn.Module, hook: Hook, *, apart: bool) -> RemovableHandle:
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """Hide operations from the user's dispatch modes: selective checkpointing would count them as the model's."""
-    if torch._C._len_torch_dispatch_stack() == 0:
-        return nullcontext()
-    return _disable_current_modes()
+    """Hide operations from the user's modes: selective checkpointing would count them as the model's."""
+    if torch._C._len_torch_function_stack():
+        return _without_any_modes()
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
+@contextmanager
+def _without_any_modes() -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 class _OneLayer:

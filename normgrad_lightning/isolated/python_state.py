@@ -6,6 +6,7 @@ passes all of this must be as it was, in place: other code may hold the same lis
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
@@ -30,11 +31,13 @@ from normgrad_lightning.layers.nested import ATOMS
 from normgrad_lightning.maths.tensor_subclasses import no_overrides, overrides_functions
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = (*(f"_global{name}" for name in HOOKS), "_global_forward_hooks_always_called")
 _OUR_PACKAGE = __name__.partition(".")[0]
 _SWAPPED = frozenset({"_parameters", "_buffers", "_flat_weights"})
 _TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _PLAIN_CONTAINERS = frozenset({list, dict, set, tuple, frozenset, deque})
 _ATOM_TYPES = frozenset(ATOMS)
+_OUTSIDE = frozenset({"ctypes", "_ctypes", "multiprocessing", "weakref", "mmap", "_io", "concurrent"})
 _CODE = (BuiltinFunctionType, ModuleType)
 _LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 _LOGGING = {"tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "aim", "neptune", "clearml"}
@@ -66,29 +69,39 @@ class PythonState:
         leaves: tensors that may have a gradient: parameters, and others that are held somewhere.
         hooks: the user's, on modules.
         iterators: the class names of iterators and queues: what is drawn from them cannot be put back.
+        unknown: the class names of other things that may change, and cannot be put back as they were.
+        is_large: whether it stopped, as there was more than `most` allows; then it can put nothing back.
+
+    Args:
+        model: any module.
+        most: how many things it may hold, and how many bytes in tensors and arrays besides weights and buffers.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, most: tuple[float, float] = (math.inf, math.inf)) -> None:
         registered = all_modules(model)
         self.parameters = _each_once(registered, "_parameters")
         self.buffers = _each_once(registered, "_buffers")
         self.modules: list[nn.Module] = []
         self.leaves = [*self.parameters]
-        self.hooks: list[Any] = []
+        self.hooks: list[Any] = _of_users_on_all_modules()
         self.iterators: list[str] = []
+        self.unknown: list[str] = []
+        self.is_large = False
+        self._most, self._bytes = most, 0
         self._restores = [_requires_grad(parameter) for parameter in self.parameters]
         self._kept: dict[int, Any] = {}
         self._waiting: list[Any] = [model]
         self._scripted = [(m, *attribute) for m in registered if _is_scripted(m) for attribute in _tensors(m)]
         self._restores += [partial(setattr, *attribute) for attribute in self._scripted]
         self._with_stand_ins = {id(m): m for m in registered if not _is_scripted(m)}
-        while self._waiting:
+        while self._waiting and not self.is_large:
             self._keep(self._waiting.pop())
 
-    @property
-    def size(self) -> int:
-        """How many things it holds."""
-        return len(self._kept)
+    def _counts(self, value: Any) -> bool:
+        """Count what is about to be copied; return whether it may be."""
+        self._bytes += value.nbytes
+        self.is_large |= self._bytes > self._most[1]
+        return not self.is_large
 
     def swap(self, stand_ins: Mapping[int, Tensor]) -> None:
         """Give the model's modules other tensors, by the identity of their own ones, until `restore`."""
@@ -117,6 +130,7 @@ class PythonState:
         if kind in _ATOM_TYPES or id(value) in self._kept:
             return
         self._kept[id(value)] = value
+        self.is_large |= len(self._kept) > self._most[0]
         if kind in _PLAIN_CONTAINERS:
             self._keep_container(value)
         elif isinstance(value, nn.Module):
@@ -126,7 +140,7 @@ class PythonState:
         elif isinstance(value, Tensor):
             self._keep_tensor(value)
         elif isinstance(value, np.ndarray):
-            if value.flags.writeable:
+            if value.flags.writeable and self._counts(value):
                 self._restores.append(_array(value, value.copy()))
             self._waiting.extend(value.ravel() if value.dtype == object else ())
         elif (generator := _generator(value)) is not None:
@@ -143,6 +157,8 @@ class PythonState:
         elif _is_plain(kind):  # type: ignore[arg-type]
             self._keep_class(kind)
             self._keep_attributes(value)
+        elif _may_change(kind):  # type: ignore[arg-type]
+            self.unknown.append(kind.__name__)
 
     def _keep_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep an optimizer's settings. Its state is as large as the weights, and does not change without gradients."""
@@ -165,6 +181,7 @@ class PythonState:
         self._waiting.append(vars(function))
         if isinstance(function, _lru_cache_wrapper):
             self._restores.append(_cache(function))
+            self.unknown.append("lru_cache")  # what it made may have been drawn
             return
         self._waiting += [function.__defaults__, function.__kwdefaults__]
         for cell in function.__closure__ or ():
@@ -183,17 +200,20 @@ class PythonState:
                 self._waiting += [value for value in before.values() if isinstance(value, _HELD_BY_CLASSES)]
 
     def _keep_container(self, value: Any) -> None:
-        parts = value
+        base, parts = _base(type(value)), value  # type: ignore[arg-type]
         if isinstance(value, _MAPPINGS):
-            parts = list(value.values())
-            self._restores.append(_dict(value, list(value), parts))
+            parts = list(base.values(value))
+            self._restores.append(_dict(value, list(base.keys(value)), parts))
         elif isinstance(value, _BUFFERS):
             parts = ()
             self._restores.append(_buffer(value, value[:]))
         elif isinstance(value, _SETS):
-            self._restores.append(_set(value, set(value)))
-        elif not isinstance(value, _UNCHANGING):
-            self._restores.append(_list(value, list(value)))
+            parts = list(base.__iter__(value))
+            self._restores.append(_set(value, set(parts)))
+        else:
+            parts = list(base.__iter__(value))
+            if not isinstance(value, _UNCHANGING):
+                self._restores.append(_list(value, parts))
         self._waiting += [part for part in parts if type(part) not in _ATOM_TYPES]
 
     def _keep_module(self, module: nn.Module) -> None:
@@ -226,7 +246,12 @@ class PythonState:
 
     def _keep_tensor(self, value: Tensor) -> None:
         with no_overrides():
-            if value.layout is not torch.strided or value.is_meta or value.is_inference():
+            if value.is_meta:
+                return
+            if value.layout is not torch.strided or value.is_inference():
+                self.unknown.append(f"{type(value).__name__} ({value.layout})")
+                return
+            if not self._counts(value):
                 return
             self._restores.append(_tensor(value, value.detach(), value.detach().clone()))
             if value.is_leaf:
@@ -305,20 +330,24 @@ def _module(attributes: dict[str, Any], before: dict[str, Any]) -> Restore:
 
 
 def _dict(mapping: Any, keys: list[Any], values: list[Any]) -> Restore:
+    base = _base(type(mapping))  # type: ignore[arg-type]
+
     def restore() -> None:
-        if not (_are(mapping, keys) and all(map(is_, mapping.values(), values))):
-            mapping.clear()
+        if not (_are(list(base.keys(mapping)), keys) and all(map(is_, base.values(mapping), values))):
+            base.clear(mapping)
             for key, value in zip(keys, values, strict=True):
-                mapping[key] = value  # not `update`: a Counter would count
+                base.__setitem__(mapping, key, value)  # not `update`: a Counter would count
 
     return restore
 
 
 def _list(container: Any, before: list[Any]) -> Restore:
+    base = _base(type(container))  # type: ignore[arg-type]
+
     def restore() -> None:
-        if not _are(container, before):
-            container.clear()
-            container.extend(before)
+        if not _are(list(base.__iter__(container)), before):
+            base.clear(container)
+            base.extend(container, before)
 
     return restore
 
@@ -399,6 +428,24 @@ def _is_of_users(code: Any) -> bool:
 @lru_cache(maxsize=1024)
 def _classes_of_users(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if _is_of_users(base)]
+
+
+@lru_cache(maxsize=1024)
+def _base(kind: type) -> Any:
+    """Return python's own container that a class is made of: its own ways to read and write may do other things."""
+    return next(base for base in kind.__mro__ if issubclass(base, _CONTAINERS) and not _is_of_users(base))
+
+
+@lru_cache(maxsize=1024)
+def _may_change(kind: type) -> bool:
+    """Return whether objects of a class that is not kept may change in a pass: those of the user's, and memory."""
+    return _is_of_users(kind) or not _OUTSIDE.isdisjoint(base.__module__.partition(".")[0] for base in kind.__mro__)
+
+
+def _of_users_on_all_modules() -> list[Any]:
+    """Return the user's hooks on every module of the process."""
+    hooks = [hook for kind in _GLOBAL_HOOKS for hook in getattr(torch.nn.modules.module, kind, {}).values()]
+    return [hook for hook in hooks if _home(hook) not in _KNOWN_HOOKS]
 
 
 @lru_cache(maxsize=1024)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,14 +18,27 @@ _NO_FUNCTIONS = frozenset({bool, int, float, str, type(None), tuple, list, dict,
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
     """Return the same modules as `model.modules()`, in another order and several times faster."""
-    found: dict[nn.Module, None] = {}
+    found: dict[int, nn.Module] = {}  # a class may say that two of its modules are equal
     waiting = [model]
     while waiting:
         module = waiting.pop()
-        if module is not None and module not in found:
-            found[module] = None
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
             waiting += module._modules.values()  # type: ignore[arg-type]
-    return list(found)
+    return list(found.values())
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the same as `model.named_modules()`, but each module once, also if its class calls it equal to another."""
+    seen = set[int]()
+    waiting: list[tuple[str, nn.Module | None]] = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            yield name, module
+            below = f"{name}." if name else ""
+            waiting += [(f"{below}{child}", inner) for child, inner in reversed(list(module._modules.items()))]
 
 
 @dataclass(frozen=True)
@@ -48,20 +61,20 @@ class Waypoint:
 
 def ways_to(model: nn.Module, modules: Iterable[nn.Module]) -> list[Waypoint]:
     """Return all modules on the paths from `model` to these, both ends included, each once."""
-    held_by = {child: parent for parent in all_modules(model) for child in parent._modules.values()}
-    seen: dict[nn.Module, Waypoint] = {}
+    held_by = {id(child): parent for parent in all_modules(model) for child in parent._modules.values()}
+    seen: dict[int, Waypoint] = {}
     for module in modules:
         here: nn.Module | None = module
-        while here is not None and here not in seen:
-            seen[here] = Waypoint.of(here)
-            here = held_by.get(here)
+        while here is not None and id(here) not in seen:
+            seen[id(here)] = Waypoint.of(here)
+            here = held_by.get(id(here))
     return list(seen.values())
 
 
 def compiled_layers(model: nn.Module) -> list[str]:
     """Return the names of the outermost modules that run compiled code; the name of the model itself is empty."""
     names: list[str] = []
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if not any(name.startswith(f"{outer}." if outer else "") for outer in names) and is_compiled(module):
             names.append(name)
     return [clean_name(name) for name in names]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from normgrad_lightning.layers.layouts import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
-from normgrad_lightning.layers.module_tree import clean_name, is_compiled
+from normgrad_lightning.layers.module_tree import clean_name, is_compiled, named_modules
 from normgrad_lightning.layers.own_passes import current_pass
 
 AUTO = "auto"
@@ -66,7 +66,7 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
     """
     layers: dict[str, nn.Module] = {}
     sealed: tuple[str, ...] = ()
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if name.startswith(sealed):
             continue
         if isinstance(module, ParametrizationList):

@@ -32,6 +32,8 @@ ATOMS = (
 )
 """Values that hold nothing, and never change."""
 
+_STORE = (dict, UserDict)
+
 
 class Part(NamedTuple):
     """A part of a container: its key, index or field, and its value."""
@@ -42,19 +44,38 @@ class Part(NamedTuple):
 
 def parts(nested: Any) -> list[Part]:
     """Return the parts of a container; none for anything else."""
-    if isinstance(nested, Mapping):
+    if isinstance(nested, Mapping) and not isinstance(nested, _STORE):
         return [Part(str(key), value) for key, value in nested.items()]
+    return stored_parts(nested)
+
+
+def stored_parts(nested: Any) -> list[Part]:
+    """Return the parts of a container that just stores them; none for mappings that may make them when they are read.
+
+    Nothing of the user's runs: not even a list's or a dict's own way to give what it stores.
+    """
+    if isinstance(nested, _STORE):
+        return [Part(str(key), value) for key, value in dict.items(_store(nested))]
     if isinstance(nested, list | tuple) and not isinstance(nested, torch.Size):
-        return [Part(str(index), value) for index, value in enumerate(nested)]
+        return [Part(str(index), value) for index, value in enumerate(_values(nested))]
     if is_dataclass(nested) and not isinstance(nested, type):
         return [Part(field.name, getattr(nested, field.name)) for field in fields(nested)]
     return []
 
 
+def _store(nested: Any) -> Any:
+    return vars(nested).get("data", {}) if isinstance(nested, UserDict) else nested
+
+
+def _values(nested: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    return list.__iter__(nested) if isinstance(nested, list) else tuple.__iter__(nested)
+
+
 def rebuilt(nested: Any, values: list[Any]) -> Any:
     """Return a container of the same kind with other values, one for each of its `parts`; anything else unchanged."""
     if isinstance(nested, Mapping):
-        return _rebuilt_mapping(nested, dict(zip(nested, values, strict=True)))
+        keys = dict.keys(_store(nested)) if isinstance(nested, _STORE) else nested
+        return _rebuilt_mapping(nested, dict(zip(keys, values, strict=True)))
     if isinstance(nested, torch.Size):
         return nested
     if isinstance(nested, list | tuple):
@@ -87,15 +108,15 @@ def first_tensor(nested: object) -> Tensor | None:
 
 def floating_tensors(nested: object) -> Iterator[Tensor]:
     """Yield the floating-point tensors inside, depth first."""
-    # Not through `parts`: this runs in every hook, and lists of parts take time.
+    # Not through `stored_parts`: this runs in every hook, and lists of parts take time.
     if isinstance(nested, Tensor):
         if nested.is_floating_point():
             yield nested
-    elif isinstance(nested, Mapping):
-        for value in nested.values():
+    elif isinstance(nested, _STORE):
+        for value in dict.values(_store(nested)):
             yield from floating_tensors(value)
     elif isinstance(nested, list | tuple):
-        for value in nested:
+        for value in _values(nested):
             yield from floating_tensors(value)
     elif is_dataclass(nested) and not isinstance(nested, type):
         for field in fields(nested):
@@ -103,7 +124,7 @@ def floating_tensors(nested: object) -> Iterator[Tensor]:
 
 
 def _rebuilt_mapping(nested: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    if isinstance(nested, dict | UserDict):
+    if isinstance(nested, _STORE):
         result = copy(nested)
         for key, value in values.items():
             result[key] = value  # not `update`: a Counter would count

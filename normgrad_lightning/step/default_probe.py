@@ -18,7 +18,7 @@ from normgrad_lightning.check.network import NetworkCall, is_large
 from normgrad_lightning.check.passes import scores_alone
 from normgrad_lightning.hooks.to_host import from_host
 from normgrad_lightning.isolated.inner_step import InnerStep
-from normgrad_lightning.isolated.interrupts import TalksToOthers, memory_explained
+from normgrad_lightning.isolated.interrupts import NotEnoughMemory, memory_explained
 from normgrad_lightning.isolated.order1 import run_passes
 from normgrad_lightning.isolated.retry import WholeBatch
 from normgrad_lightning.step.context import Seen, StepContext
@@ -77,7 +77,9 @@ class DefaultProbe:
         except ValueError:  # layers outside of the network, values that are not finite, a network that cannot run alone
             self._tries = tries - 1
             return Seen()
-        except TalksToOthers:  # nobody has asked for this probe
+        except NotEnoughMemory:
+            raise
+        except RuntimeError:  # a collective, or no way back through the network: nobody has asked for this probe
             return Seen()
         self._tries = _TRIES
         return seen

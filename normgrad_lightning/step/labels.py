@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normgrad_lightning.layers.nested import parts
+from normgrad_lightning.layers.nested import parts, stored_parts
 from normgrad_lightning.step.own_methods import call_optional_method
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _images(nested: Any, siblings: int = 0) -> Iterator[tuple[Tensor, int]]:
     """Yield tensors that may be images, and of a list of single images, how many there are."""
     if isinstance(nested, Tensor) and nested.dim() >= 3:
         yield nested, siblings
-    values = [part.value for part in parts(nested)]
+    values = [part.value for part in stored_parts(nested)]
     are_single = isinstance(nested, list) and all(isinstance(t, Tensor) and t.dim() == 3 for t in values)
     for value in values:
         yield from _images(value, len(values) if are_single else 0)
@@ -91,14 +91,19 @@ def _search(nested: Any, name: str, count: int | None) -> Iterator[_Found]:
     labels = _as_labels(nested)
     if labels is not None and count in (None, len(labels)):
         yield _Found(name, labels)
-    elif not (isinstance(nested, list) and len(nested) == count and all(isinstance(one, Mapping) for one in nested)):
-        yield from chain.from_iterable(_search(part.value, part.name, count) for part in parts(nested))
+    elif not (
+        isinstance(nested, list)
+        and len(nested) == count
+        and all(isinstance(one.value, Mapping) for one in stored_parts(nested))
+    ):
+        yield from chain.from_iterable(_search(part.value, part.name, count) for part in stored_parts(nested))
 
 
 def _as_labels(value: Any) -> Any:
     """Return whole numbers, yes and no as 1 and 0, or the largest of each image's probabilities; None: no labels."""
     if isinstance(value, list | tuple):
-        return list(value) if value and all(type(one) is int for one in value) else None
+        values = [part.value for part in stored_parts(value)]
+        return values if values and all(type(one) is int for one in values) else None
     if not isinstance(value, Tensor) or value.is_nested or value.layout is not torch.strided or not value.numel():
         return None
     value = value.detach()

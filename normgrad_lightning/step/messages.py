@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from normgrad_lightning.isolated.interrupts import interrupt_behind
@@ -22,6 +23,12 @@ def warn(sentence: str) -> None:
         warnings.warn(sentence, stacklevel=3)
     except Warning:
         logging.getLogger(__name__).warning(sentence)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether this package has raised it, and not code of the user's that it has called."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith(__name__.partition(".")[0])
 
 
 class Messenger:
@@ -90,7 +97,7 @@ class Messenger:
 
     @contextmanager
     def guard(self, doing: str, *, reraise: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Turn exceptions into one warning; those in `reraise` propagate, and all do with `on_error="raise"`.
+        """Turn exceptions into one warning; our own in `reraise` propagate, and all do with `on_error="raise"`.
 
         Ctrl-C always does, also if cleaning up after it has raised an exception.
         """
@@ -101,7 +108,7 @@ class Messenger:
             interrupt = interrupt_behind(error, handled)
             if interrupt is not None:
                 raise interrupt from None
-            if self.on_error == "raise" or isinstance(error, reraise):
+            if self.on_error == "raise" or (isinstance(error, reraise) and _is_ours(error)):
                 raise
             kind = type(error).__name__
             is_new = self._is_new(f"{kind}: {error}")  # the same failure may show in several places

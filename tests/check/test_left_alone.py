@@ -1,18 +1,33 @@
 """What runs by default leaves networks alone that it could change: nobody has asked for these passes."""
 
+import ctypes
+import enum
 import itertools
+import logging
+import weakref
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from networks import ResNet
+import torchmetrics
+import torchvision
+from networks import ResNet, batch
 from torch import nn
-from torch.utils.data import DataLoader
-from twice import Lit, assert_same, train
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from twice import Lit, assert_same, loader, same, train
 
-from normgrad_lightning import NormGradCallback
+from normgrad_lightning import NormGradCallback, order0_maps, select_layers
+from normgrad_lightning.check.network import _leaves_no_trace
+from normgrad_lightning.isolated.python_state import PythonState
 from normgrad_lightning.page import Page
+from normgrad_lightning.step.messages import Messenger
 
 
 def by_default(**flags):
@@ -272,3 +287,362 @@ def test_what_the_network_logs_is_not_logged_again(tmp_path):
     assert_same(plain, run)
     assert "probe_order0" in run.callback.latest
     assert run.callback._state.check._now
+
+
+class Augmented(Mapping):
+    """A batch that makes its images when they are read."""
+
+    def __init__(self, samples):
+        images, labels = zip(*samples, strict=True)
+        self.data = {"images": torch.stack(images), "labels": torch.stack(labels)}
+
+    def __getitem__(self, key):
+        value = self.data[key]
+        return value + torch.randn_like(value) if key == "images" else value
+
+    def __iter__(self):
+        return iter(self.data)
+
+    def __len__(self):
+        return len(self.data)
+
+
+class ReadOnce(Augmented):
+    def __getitem__(self, key):
+        return self.data.pop(key)
+
+
+class Drawn(list):
+    """Draws a number whenever it is read as a whole."""
+
+    def __iter__(self):
+        torch.rand(())
+        return super().__iter__()
+
+
+class OfMappings(Lit):
+    def loss(self, batch):
+        return super().loss((batch["images"], batch["labels"]))
+
+    def transfer_batch_to_device(self, batch, *_):
+        return batch
+
+
+class OfList(OfMappings):
+    def loss(self, batch):
+        return Lit.loss(self, (batch[0], batch[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "collate"),
+    [(OfMappings, Augmented), (OfMappings, ReadOnce), (OfList, lambda samples: Drawn(default_collate(samples)))],
+)
+def test_a_batch_that_changes_when_it_is_read(module, collate, tmp_path):
+    plain = train(module, tmp_path / "plain", data=lambda: loader(collate_fn=collate))
+    run = train(module, tmp_path, by_default(), data=lambda: loader(collate_fn=collate))
+    assert_same(plain, run)
+    assert not run.warned
+    assert run.callback.maps
+
+
+class Raises(TensorDataset):
+    @property
+    def classes(self):
+        raise ValueError("not downloaded yet")
+
+
+class Draws(TensorDataset):
+    @property
+    def classes(self):
+        return ["a", "b", str(torch.rand(()))]
+
+    @property
+    def transform(self):
+        return torch.rand(())
+
+
+class NoNumber(Lit):
+    @property
+    def num_classes(self):
+        raise ValueError("call `setup` first")
+
+    def __getattr__(self, name):
+        if name.startswith("normgrad"):
+            torch.rand(())
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize("kind", [Raises, Draws])
+@pytest.mark.parametrize("flags", [{}, {"classes": [*"abcde"]}])
+def test_attributes_that_raise_or_draw(kind, flags, tmp_path):
+    def data():
+        return DataLoader(kind(*batch(24)), 4, shuffle=True)
+
+    plain = train(NoNumber, tmp_path / "plain", data=data)
+    run = train(NoNumber, tmp_path, NormGradCallback(every_n_steps=1, **flags), data=data)
+    assert_same(plain, run)
+    assert len(run.warned) == (kind is Raises or bool(flags))
+    assert run.callback.maps
+
+
+def test_an_error_of_the_users_is_not_taken_for_one_of_ours():
+    messenger = Messenger("warn")
+    with pytest.warns(UserWarning, match="ValueError"), messenger.guard("looking", reraise=(ValueError,)):
+        int("user's")  # as code of theirs would
+    with pytest.raises(ValueError, match="matches none"), messenger.guard("looking", reraise=(ValueError,)):
+        select_layers(nn.Sequential(), "a")
+
+
+class TrainsOnly(ResNet):
+    def forward(self, images):
+        if not self.training:
+            raise RuntimeError("this network is for training")
+        return super().forward(images)
+
+
+class AsksForGradients(ResNet):
+    def forward(self, images):
+        images = images.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(super().forward(images).square().sum(), images, create_graph=True)
+        return super().forward(images + 0.1 * slope)
+
+
+class HasTensorHook(ResNet):
+    def forward(self, images):
+        scores = super().forward(images)
+        scores.register_hook(lambda gradient: gradient * 2)
+        return scores
+
+
+class WritesBackward(ResNet):
+    """Autograd finds out only on its way back."""
+
+    def forward(self, images):
+        scores = super().forward(images)
+        if not self.training:
+            squares = scores.exp()
+            scores, _ = squares.log(), squares.zero_()
+        return scores
+
+
+@pytest.mark.parametrize("network", [TrainsOnly, AsksForGradients, HasTensorHook, WritesBackward])
+def test_a_network_that_cannot_run_alone_is_no_reason_for_a_warning(network, tmp_path):
+    plain = train(lambda: Lit(network), tmp_path / "plain")
+    run = train(lambda: Lit(network), tmp_path, NormGradCallback(every_n_steps=1, read_every_n_steps=1))
+    assert_same(plain, run)
+    assert not run.warned
+    assert run.callback.maps
+
+
+def test_why_a_check_that_was_asked_for_cannot_be(tmp_path):
+    flags = {"every_n_steps": 1, "read_every_n_steps": 1, "check": True}
+    run = train(lambda: Lit(TrainsOnly), tmp_path, NormGradCallback(**flags))
+    why = "the network does not run alone in eval mode: RuntimeError (this network is for training)."
+    assert run.warned == [f"NormGrad cannot do the check: {why}"]
+
+
+class Keeps(ResNet):
+    """Has something that each call changes, and that no pass could put back.
+
+    Args:
+        what: is kept.
+        call: changes it.
+    """
+
+    def __init__(self, what, call):
+        super().__init__()
+        self.what, self.call = what, call
+
+    def forward(self, images):
+        self.call(self.what)
+        return super().forward(images)
+
+
+class Bank(Dataset):
+    def __init__(self):
+        self.items = []
+
+
+class Counter:
+    calls = 0
+
+
+def one_more(counter):
+    counter.calls += 1
+
+
+def one_more_behind(reference):
+    one_more(reference())
+
+
+def one_more_number(number):
+    number.value += 1
+
+
+def doubled(t):
+    with torch.inference_mode():
+        t.mul_(2)
+
+
+def cached(_):
+    @lru_cache
+    def drawn(size):
+        return torch.rand(size)
+
+    return drawn
+
+
+COUNTER = Counter()
+
+
+def ones_without_graph():
+    with torch.inference_mode():
+        return torch.ones(1)
+
+
+KEPT = {
+    "a data set": (Bank, lambda bank: bank.items.append(1), lambda bank: len(bank.items)),
+    "a weak reference": (lambda: weakref.ref(COUNTER), one_more_behind, lambda reference: reference().calls),
+    "memory of C": (lambda: ctypes.c_long(0), one_more_number, lambda number: number.value),
+    "a sparse tensor": (lambda: torch.eye(2).to_sparse(), lambda t: t.mul_(2), lambda t: t.to_dense()),
+    "a tensor of inference mode": (ones_without_graph, doubled, lambda t: t.clone()),
+    "a cache": (lambda: cached(None), lambda cache: cache(2), lambda cache: cache(2)),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_a_network_that_holds_what_cannot_be_put_back(what, tmp_path):
+    make, call, read = KEPT[what]
+    left = []
+    for name, callback in (("plain", None), ("watched", by_default())):
+        COUNTER.calls = 0
+        run = train(lambda: Lit(lambda: Keeps(make(), call)), tmp_path / name, callback)
+        left.append((run, read(run.module.net.what)))
+    (plain, without), (run, watched) = left
+    assert_same(plain, run)
+    assert same(without, watched)
+    assert "probe_order0" not in run.callback.latest
+    assert not run.warned
+
+
+class OnAllModules(pl.Callback):
+    def on_fit_start(self, trainer, module):
+        self.counts = Counts()
+        self.handle = nn.modules.module.register_module_forward_hook(self.hook)
+
+    def on_fit_end(self, trainer, module):
+        self.handle.remove()
+
+    def hook(self, layer, args, output):
+        return self.counts(output) if isinstance(layer, nn.Conv2d) else None
+
+
+def test_a_hook_on_all_modules(tmp_path):
+    plain = train(Lit, tmp_path / "plain", callbacks=lambda: [OnAllModules()])
+    run = train(Lit, tmp_path, by_default(), callbacks=lambda: [OnAllModules()])
+    assert_same(plain, run)
+    assert "probe_order0" not in run.callback.latest
+
+
+class CopiedByNobody(np.ndarray):
+    def copy(self, *_):
+        raise AssertionError("the array was copied")
+
+
+def test_a_large_array_is_not_copied(tmp_path):
+    def make():
+        module = Lit()
+        module.net.table = np.zeros(2**27, np.uint8).view(CopiedByNobody)
+        return module
+
+    run = train(make, tmp_path, by_default())
+    assert run.callback.maps
+    assert "probe_order0" not in run.callback.latest
+
+
+def test_ordinary_modules_are_not_left_alone():
+    class Ordinary(Lit):
+        def __init__(self):
+            super().__init__(lambda: torchvision.models.VisionTransformer(16, 8, 1, 2, 8, 8))
+            self.metrics = torchmetrics.MetricCollection({"f": torchmetrics.F1Score("multiclass", num_classes=3)})
+            self.config = SimpleNamespace(act=partial(F.gelu, approximate="tanh"), mode=Color.RED, rate=np.float32(0.1))
+            self.told = logging.getLogger("mine")
+            self.save_hyperparameters({"lr": 0.1})
+
+    assert _leaves_no_trace(torchvision.models.resnet18())
+    assert _leaves_no_trace(Ordinary())
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Equal(nn.Conv2d):
+    """A layer that is equal to any other."""
+
+    def __eq__(self, other):
+        return isinstance(other, nn.Conv2d)
+
+    def __hash__(self):
+        return 7
+
+
+def test_layers_that_are_equal_are_several():
+    model = nn.Sequential(Equal(3, 3, 1), nn.ReLU(), Equal(3, 3, 1))
+    assert select_layers(model, ["0", "2"]) == ["0", "2"]
+    assert list(order0_maps(model, lambda net, images: net(images).sum(), torch.rand(2, 3, 4, 4), ["0", "2"])) == [
+        "0",
+        "2",
+    ]
+    assert len(PythonState(model).parameters) == 4
+
+
+class GivesProbabilities(ResNet):
+    def forward(self, images):
+        scores = super().forward(images)
+        return scores if self.training else scores.softmax(1)
+
+
+def test_a_network_that_gives_probabilities_in_eval_mode(tmp_path):
+    """The check runs it in eval mode. The probe leaves a module's own mode alone if it has children."""
+    run = train(lambda: Lit(GivesProbabilities), tmp_path, by_default())
+    assert run.callback.maps
+    measured = run.callback._state.check._now.values()
+    assert not any(tally.n for one in measured for tally in one.tallies.values())
+
+
+class DrawsInFunctions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        torch.randint(9, ())
+        return function(*args, **(kwargs or {}))
+
+
+class DrawsInKernels(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        torch.randint(9, ())
+        return function(*args, **(kwargs or {}))
+
+
+class UnderModes(Lit):
+    """Its own modes draw a number for each operation, on the way forward and back."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode, self.automatic_optimization = mode, False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        with self.mode():
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+        optimizer.step()
+        self.keep(loss)
+
+
+@pytest.mark.parametrize("mode", [DrawsInFunctions, DrawsInKernels])
+def test_modes_see_no_operations_of_hooks(mode, tmp_path):
+    plain = train(lambda: UnderModes(mode), tmp_path / "plain", NormGradCallback(enabled=False))
+    run = train(lambda: UnderModes(mode), tmp_path, by_default())
+    assert_same(plain, run)
+    assert run.callback.maps
