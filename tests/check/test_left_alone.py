@@ -647,3 +647,19 @@ def test_modes_see_no_operations_of_hooks(mode, tmp_path):
     run = train(lambda: UnderModes(mode), tmp_path, by_default())
     assert_same(plain, run)
     assert run.callback.maps
+
+
+class EmptyAtTimes(Lit):
+    def loss(self, batch):
+        count = len(batch[0]) * (len(self.losses) % 2)
+        return self.net(batch[0][:count]).square().sum()
+
+
+def test_an_empty_batch_is_called_so(tmp_path):
+    def make():
+        return EmptyAtTimes(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten()))
+
+    plain = train(make, tmp_path / "plain")
+    run = train(make, tmp_path, NormGradCallback(every_n_steps=1, views=["curves"]))
+    assert_same(plain, run)
+    assert run.warned == ["NormGrad has no maps of a step whose batch is empty."]
