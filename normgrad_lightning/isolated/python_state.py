@@ -20,7 +20,7 @@ from operator import is_
 from queue import Queue, SimpleQueue
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -157,6 +157,8 @@ class PythonState:
         elif _is_plain(kind):  # type: ignore[arg-type]
             self._keep_class(kind)
             self._keep_attributes(value)
+        elif kind is ReferenceType and (value() is None or isinstance(value(), Tensor)):
+            return
         elif _may_change(kind):  # type: ignore[arg-type]
             self.unknown.append(kind.__name__)
 

@@ -64,16 +64,26 @@ def labels_on_device(module: LightningModule, batch: Any) -> Any:
 
 
 def found_labels(batch: Any) -> Any:
-    """Return the labels in a batch: those of a usual name, else the only ones, else those right after the images."""
+    """Return the labels in a batch: those of a usual name, else the only ones, else those right after the images.
+
+    The latter not if no two of them are the same: then they may as well be numbers of the images.
+    """
     image, siblings = next(_images(batch), (None, 0))
     for count in (None,) if image is None else filter(None, (siblings, len(image))):
         found = list(_search(batch, "", count))
         named = [one for one in found if one.name.lower() in USUAL_NAMES]
-        after_images = [one for one in found if one.name == "1"]
-        for candidates in (named, found, after_images):
+        for candidates in (named, found):
             if len(candidates) == 1:
                 return candidates[0].labels
+        after_images = [one.labels for one in found if one.name == "1"]
+        if len(after_images) == 1 and _repeats(after_images[0]):
+            return after_images[0]
     return None
+
+
+def _repeats(labels: Any) -> bool:
+    values = listed(labels) or []
+    return len(set(values)) < len(values)
 
 
 def _images(nested: Any, siblings: int = 0) -> Iterator[tuple[Tensor, int]]:

@@ -108,6 +108,9 @@ class StepReader:
         recorder = read.recorder
         if recorder is None:
             return Seen(excuse=read.excuse)
+        if any(len(m) == 0 for m in recorder.latest_maps(recorder.kinds[0]).values()):
+            self._messenger.warn_once("NormGrad has no maps of a step whose batch is empty.")
+            return Seen()
         undo = self._undo if read.undo is None else read.undo
         sets = [_map_set(recorder, kind, undo, context) for kind in recorder.kinds]
         if not recorder.has_run and saw_backward:

@@ -338,7 +338,8 @@ class OfList(OfMappings):
     [(OfMappings, Augmented), (OfMappings, ReadOnce), (OfList, lambda samples: Drawn(default_collate(samples)))],
 )
 def test_a_batch_that_changes_when_it_is_read(module, collate, tmp_path):
-    plain = train(module, tmp_path / "plain", data=lambda: loader(collate_fn=collate))
+    off = NormGradCallback(enabled=False)  # without any, the batches would be copied, and so read
+    plain = train(module, tmp_path / "plain", off, data=lambda: loader(collate_fn=collate))
     run = train(module, tmp_path, by_default(), data=lambda: loader(collate_fn=collate))
     assert_same(plain, run)
     assert not run.warned
@@ -646,3 +647,19 @@ def test_modes_see_no_operations_of_hooks(mode, tmp_path):
     run = train(lambda: UnderModes(mode), tmp_path, by_default())
     assert_same(plain, run)
     assert run.callback.maps
+
+
+class EmptyAtTimes(Lit):
+    def loss(self, batch):
+        count = len(batch[0]) * (len(self.losses) % 2)
+        return self.net(batch[0][:count]).square().sum()
+
+
+def test_an_empty_batch_is_called_so(tmp_path):
+    def make():
+        return EmptyAtTimes(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten()))
+
+    plain = train(make, tmp_path / "plain")
+    run = train(make, tmp_path, NormGradCallback(every_n_steps=1, views=["curves"]))
+    assert_same(plain, run)
+    assert run.warned == ["NormGrad has no maps of a step whose batch is empty."]

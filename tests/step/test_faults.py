@@ -615,16 +615,16 @@ def test_ctrl_c_while_drawing_stops_training_and_leaves_no_trace(tmp_path, monke
     assert panels(run.trainer) == {tag: [0] for tag in ALL_PANELS}
 
 
-class Touchy(dict):
-    """A dict that is being put back for the third time when the user presses Ctrl-C."""
+class Touchy(bytearray):
+    """Bytes that are being put back for the third time when the user presses Ctrl-C."""
 
     cleared = 0
 
-    def clear(self):
+    def __setitem__(self, where, what):
         Touchy.cleared += 1
         if Touchy.cleared == 3:
             press_ctrl_c()
-        super().clear()
+        super().__setitem__(where, what)
 
 
 class HoldsTouchy(Lit):
@@ -634,7 +634,7 @@ class HoldsTouchy(Lit):
 
     def loss(self, batch):
         if current_pass() is not None:
-            self.touchy["seen"] = True
+            self.touchy.append(1)
         return super().loss(batch)
 
 

@@ -78,6 +78,7 @@ NOT_FOUND = {
     "too few": (IMAGES, torch.arange(3)),
     "none": (IMAGES, torch.zeros(0, dtype=torch.long)),
     "two that may be it": {"image": IMAGES, "shape": VECTOR, "colour": VECTOR},
+    "numbers of the images, then labels": (IMAGES, torch.arange(4), VECTOR),
     "two under usual names": {"image": IMAGES, "label": VECTOR, "target": VECTOR},
     "complex numbers": (IMAGES, torch.zeros(4, dtype=torch.complex64)),
     "text": (IMAGES, ["a", "b", "c", "d"]),
