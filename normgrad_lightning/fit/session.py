@@ -23,7 +23,6 @@ from normgrad_lightning.step.context import Seen, StepContext, seen_by
 from normgrad_lightning.step.default_probe import DefaultProbe
 from normgrad_lightning.step.image_choice import cut
 from normgrad_lightning.step.labels import check_classes, classes_of, labels_on_device, listed
-from normgrad_lightning.step.live import StepReader
 from normgrad_lightning.step.loss import TrainingLoss
 from normgrad_lightning.step.messages import Messenger
 from normgrad_lightning.step.network import StepNetwork
@@ -32,8 +31,9 @@ from normgrad_lightning.step.order1 import about_order1, order1_of_batch
 from normgrad_lightning.step.own_methods import masks_of
 from normgrad_lightning.step.plan import Due, Plan
 from normgrad_lightning.step.probe import about_probe, probe_order0, probe_order1
-from normgrad_lightning.step.reader import Read
+from normgrad_lightning.step.readers import Read
 from normgrad_lightning.step.sets_on_the_way import SetsOnTheWay
+from normgrad_lightning.step.step_reader import StepReader
 from normgrad_lightning.views.pooled_batch import pooled
 from normgrad_lightning.views.style import Style
 from normgrad_lightning.writers.outputs import Outputs

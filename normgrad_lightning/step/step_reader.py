@@ -14,7 +14,7 @@ from normgrad_lightning.maps import KINDS, MapSet
 from normgrad_lightning.settings import Settings
 from normgrad_lightning.step.context import Seen, StepContext
 from normgrad_lightning.step.messages import Messenger
-from normgrad_lightning.step.reader import (
+from normgrad_lightning.step.readers import (
     CannotRead,
     Read,
     Reader,
