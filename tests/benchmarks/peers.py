@@ -175,9 +175,11 @@ def check(tool: Tool, net: nn.Module, batch: Batch) -> None:
 def measure_training(args: argparse.Namespace) -> Figures:
     """Maps per second of the training thread's time that the callback takes, with an event on every step.
 
-    With flags for which it reads as many images as the others get: by default it reads the whole batch.
+    With flags for which it reads as many images as the others get, and nothing else: by default it reads the whole
+    batch, and a probe and the check run the network.
     """
     few: dict[str, Any] = {"num_images": args.images, "images": "first", "views": ["overview", "panels"]}
+    few |= {"check": False, "probe": False}
     callbacks = {many: watching(layers=[f"net.{layer}" for layer in layers], **few) for many, layers in LAYERS.items()}
     turns = Turns(callbacks, args.rounds)
     train(Lit(NETWORKS[NETWORK](args.pixels)), batch_of(args.batch_size, args.pixels), turns)
