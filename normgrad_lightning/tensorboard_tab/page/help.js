@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 export const LIFT = "Lift: the mean map of a class divided by the mean map of the other classes";
 
 const TERMS = {
-  patches: ["24 patches of 113 images", "the strongest 24, of the images that were read at these steps. After the last event there may be few images: then those of the window before count, too."],
+  patches: ["24 patches of 113 images", "the strongest 24, of the images that were read at these steps. If few images came since the last event, those of up to two events before count, too."],
   strength: ["Strength", "how many times the mean of its map the strongest place has, after the typical map was removed."],
   typical: ["Typical map removed", "what is the same in all images of a layer, as the dots of strides and the dark edges of padding, is divided out."],
   check: ["The check", "covers the strongest place of a class's images, and pastes it into images of other classes. A class is named if both raise the loss by as much as the mark asks, and surely so. All bars of the page have one scale."],
