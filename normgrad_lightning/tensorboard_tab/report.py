@@ -112,8 +112,10 @@ def show_report(*runs: str | Path, height: int = 800, largest: int = LARGEST) ->
         ...         return self.net(images).square().mean()
         ...     def configure_optimizers(self):
         ...         return torch.optim.SGD(self.parameters(), lr=0.1)
-        >>> options = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tempfile.mkdtemp()}
-        >>> trainer = Trainer(max_steps=1, callbacks=[NormGradCallback()], **options)
+        >>> quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        >>> folder = tempfile.mkdtemp()
+        >>> callback = NormGradCallback()
+        >>> trainer = Trainer(max_steps=1, accelerator="cpu", callbacks=[callback], default_root_dir=folder, **quiet)
         >>> trainer.fit(Module(), torch.utils.data.DataLoader(torch.rand(8, 1, 16, 16), 4))
         >>> show_report(trainer.log_dir)  # doctest: +ELLIPSIS
         <NormGrad report, ... MB>
